@@ -2,8 +2,8 @@
 
 >>> optimizer = tf_dgc.DGCOptimizer(keras.optimizers.SGD(0.1, momentum=0.9))
 
-Importing has no effect on other programs' TensorFlow: nothing is patched, no device
-is initialized, no setting is changed.
+Importing this package patches nothing, initializes no device and changes no setting of
+TensorFlow or Keras.
 """
 
 import importlib
@@ -40,12 +40,9 @@ __all__ = [
 
 
 def _is_command_line() -> bool:
-    """Whether this process is `tf-dgc` or `python -m tf_dgc`.
-
-    While Python looks for the module that `-m` names, `sys.argv[0]` is "-m".
-    """
+    """Whether this process is `tf-dgc` or `python -m tf_dgc`."""
     program = sys.argv[0] if sys.argv else ""
-    if program == "-m":
+    if program == "-m":  # while Python looks for the module
         return sys.orig_argv[-len(sys.argv)] in ("tf_dgc", "-mtf_dgc")
     return os.path.basename(program) == "tf-dgc"
 
@@ -62,8 +59,8 @@ def __dir__() -> list[str]:
     return [*__all__, "__doc__", "__version__"]
 
 
-# Whoever imports the package can load its models. Our own command line is to answer
-# before TensorFlow is loaded, and gets these when it asks for them.
+# Importing the package registers its classes with Keras, for loading models. The
+# command line answers before TensorFlow is loaded, and loads these names on first use.
 if not _is_command_line():
     from tf_dgc._everything import (
         Advice,

@@ -1,4 +1,4 @@
-"""What `import tf_dgc` offers, loaded: checks versions and registers every class."""
+"""Everything that `import tf_dgc` exports. Checks versions, registers classes."""
 
 # ruff: noqa: E402, F401
 
@@ -7,7 +7,8 @@ import sys
 
 from tf_dgc import _versions
 
-if "keras" not in sys.modules:  # which would fail if that backend is not installed
+# Before Keras is imported, which fails if another backend is set but not installed.
+if "keras" not in sys.modules:
     _versions.check_backend(os.environ.get("KERAS_BACKEND"))
 
 import keras

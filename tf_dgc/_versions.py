@@ -1,9 +1,6 @@
-"""Check the versions of TensorFlow, Keras and Python, and Keras's backend.
+"""Checks the versions of TensorFlow, Keras and Python, and Keras's backend.
 
-Older versions are refused, newer ones may go, slowly, and get a warning.
-
-The supported range is stated once, in `pyproject.toml`; it is read back here from
-the metadata that pip installed.
+The supported ranges are those of `pyproject.toml`, read from the installed metadata.
 """
 
 import sys
@@ -15,44 +12,40 @@ from packaging.specifiers import SpecifierSet
 
 
 def check_supported(installed: dict[str, str]) -> None:
-    """Refuse what is older than the supported range, and warn of what is newer.
+    """Raise an error for versions below the supported range; warn of newer ones.
 
     Args:
-        installed: version by distribution name, e.g. `{"keras": "3.15.1"}`. The key
-            `"python"` stands for the interpreter.
+        installed: versions by distribution name, e.g. `{"keras": "3.15.1"}`, and that
+            of the interpreter as `"python"`.
 
     Raises:
-        ImportError: if a package is older.
+        ImportError: if a package is too old.
     """
     for name, supported in _supported_ranges().items():
         version = installed.get(name)
         if version is None or supported.contains(version, prereleases=True):
             continue
-        found = (
+        mismatch = (
             f"tf_dgc {tf_dgc_version()} supports {name} {supported}, "
             f"but {name} {version} is installed."
         )
         if _is_newer(version, supported):
             warnings.warn(
-                f"{found} It was not tried: what tf_dgc knows of private names may be "
-                f"wrong, and end training. A later release of tf_dgc, or {name} of the "
-                "supported range, is safe.",
+                f"{mismatch} It is untested: private names that tf_dgc uses may have "
+                "changed, so training may fail. Install a later release of tf_dgc, or "
+                f"{name} in the supported range.",
                 RuntimeWarning,
                 stacklevel=4,  # `import tf_dgc`
             )
         else:
             raise ImportError(
-                f"{found} Install a supported version (for example: pip install "
+                f"{mismatch} Install a supported version (for example: pip install "
                 f"'{name}{supported}') or a release of tf_dgc made for yours."
             )
 
 
 def check_backend(name: str | None) -> None:
-    """Raise `ImportError` unless Keras computes with TensorFlow.
-
-    Args:
-        name: name of Keras's backend; None or "" for its default, which is TensorFlow.
-    """
+    """Raise `ImportError` unless Keras's backend is TensorFlow, its default."""
     if name and name != "tensorflow":
         raise ImportError(
             "tf_dgc works with Keras's TensorFlow backend only. Set the environment "
@@ -73,9 +66,9 @@ def python_version() -> str:
 
 
 def _supported_ranges() -> dict[str, SpecifierSet]:
-    ours = metadata.metadata("tf_dgc")
-    ranges = {"python": SpecifierSet(ours["Requires-Python"])}
-    for line in ours.get_all("Requires-Dist") or []:
+    package = metadata.metadata("tf_dgc")
+    ranges = {"python": SpecifierSet(package["Requires-Python"])}
+    for line in package.get_all("Requires-Dist") or []:
         requirement = Requirement(line)
         if requirement.marker is None or requirement.marker.evaluate({"extra": ""}):
             ranges[requirement.name] = requirement.specifier

@@ -12,9 +12,9 @@ _ADDRESS = re.compile(r" at 0x[0-9a-fA-F]+")
 
 
 def show(value: Any) -> str:
-    """Return the `repr` for an error message, without addresses in memory.
+    """Return the `repr` for an error message, without memory addresses.
 
-    An object whose class has no `__repr__` is shown by its own or its class's name.
+    An object with the default `repr` is shown by its name or its class's name.
     """
     text = repr(value)
     if _DEFAULT_REPR.fullmatch(text):
@@ -23,65 +23,59 @@ def show(value: Any) -> str:
 
 
 def check_whole(
-    what: str, value: Any, smallest: int = 1, unit: str = "", means: str = ""
+    name: str, value: Any, minimum: int = 1, unit: str = "", suffix: str = ""
 ) -> int:
     """Return an argument as an int; raise `ValueError` unless it is a whole number.
 
+    NumPy numbers and floats without a fraction are allowed.
+
     Args:
-        what: name of the argument.
-        value: number that was passed; NumPy's too, and floats that are whole.
-        smallest: least number that is allowed.
-        unit: words for the message, of what is counted.
-        means: words for the message, at its end, of what else there is.
+        name: name of the argument.
+        value: value of the argument.
+        minimum: smallest allowed number.
+        unit: text after "whole number" in the message, such as " of steps".
+        suffix: text at the end of the message's first sentence.
     """
-    if not is_whole(value) or value < smallest:
+    if not is_whole(value) or value < minimum:
         raise ValueError(
-            f"`{what}` must be a whole number{unit}, {smallest} or more{means}. "
-            f"Received: {what}={show(value)}"
+            f"`{name}` must be a whole number{unit}, {minimum} or more{suffix}. "
+            f"Received: {name}={show(value)}"
         )
     return int(value)
 
 
 def check_steps(
-    what: str, value: Any, smallest: int = 1, unit: str = " of training"
+    name: str, value: Any, minimum: int = 1, unit: str = " of training"
 ) -> int:
-    """Return a number of steps; raise `ValueError` unless it is a whole number.
-
-    Args:
-        what: name of the argument.
-        value: number that was passed, perhaps computed from a data set's cardinality.
-        smallest: least number that is allowed.
-        unit: words for the message, of what is counted.
-    """
-    return check_whole(what, value, smallest, unit, unknown_length(value))
+    """Do the same as `check_whole`; the message explains negative cardinalities."""
+    return check_whole(name, value, minimum, unit, unknown_length(value))
 
 
 def unknown_length(value: Any) -> str:
-    """Return words for a message about a number of steps, if it is negative; or "".
+    """Return an explanation of a negative number of steps for an error message, or "".
 
-    What `dataset.cardinality()` returns for an unknown or infinite length is.
+    `dataset.cardinality()` is negative for an unknown or infinite length.
     """
     if not is_whole(value) or value >= 0:
         return ""
     return (
-        ". A negative number comes of a data set whose length is unknown: "
+        ". A data set of unknown length gives a negative number: "
         "`int(dataset.cardinality())` is -2 for data from a generator and after "
         "`filter`, and -1 for endless data. Pass the number itself, `epochs * "
-        "steps_per_epoch`, with the `steps_per_epoch` that `fit` is given; or tell the "
-        "data set its length: `dataset.apply("
+        "steps_per_epoch`, with the `steps_per_epoch` that you pass to `fit`; or set "
+        "the data set's length: `dataset.apply("
         "tf.data.experimental.assert_cardinality(length))`"
     )
 
 
-def check_number(what: str, value: Any, interval: str, means: str = "") -> float:
+def check_number(name: str, value: Any, interval: str, suffix: str = "") -> float:
     """Return an argument as a float; raise `ValueError` unless it is in an interval.
 
     Args:
-        what: name of the argument.
-        value: number that was passed; NumPy's too.
-        interval: interval as it is written in mathematics, such as "(0, 1]"; one that
-            ends with "inf)" is of finite numbers.
-        means: words for the message, at its end, of what the number is.
+        name: name of the argument.
+        value: value of the argument; NumPy numbers are allowed.
+        interval: interval in mathematical notation, such as "(0, 1]" or "[1, inf)".
+        suffix: text at the end of the message's first sentence, such as a meaning.
     """
     low, high = map(float, interval[1:-1].split(","))
     within = _is_real(value) and (
@@ -90,24 +84,26 @@ def check_number(what: str, value: Any, interval: str, means: str = "") -> float
         or (interval[-1] == "]" and value == high)
     )
     if not within:
-        wanted = f"number in {interval}"
+        allowed = f"number in {interval}"
         if math.isinf(high):
-            first = f", {low:g} or more" if interval[0] == "[" else f" above {low:g}"
-            wanted = f"finite number{first}"
+            bound = f", {low:g} or more" if interval[0] == "[" else f" above {low:g}"
+            allowed = f"finite number{bound}"
         raise ValueError(
-            f"`{what}` must be a {wanted}{means}. Received: {what}={show(value)}"
+            f"`{name}` must be a {allowed}{suffix}. Received: {name}={show(value)}"
         )
     return float(value)
 
 
-def is_whole(value: Any) -> bool:
-    """Whether it is a whole number; NumPy's too, and floats that are whole."""
-    return _is_real(value) and bool(value == value // 1)
+def check_decay(decay: Any) -> float:
+    """Return a decay as a float; raise `ValueError` unless it is in (0, 1]."""
+    meaning = ": the share of the residual that is kept in each step, 1 for all of it"
+    return check_number("decay", decay, "(0, 1]", meaning)
 
 
-def is_port(text: str) -> bool:
-    """Whether it is the number of a port, from 1 to `LAST_PORT`."""
-    return text.isdecimal() and 0 < int(text) <= LAST_PORT
+def check_sparsity(value: Any, name: str = "sparsity") -> float:
+    """Return a sparsity as a float; raise `ValueError` unless it is in [0, 1)."""
+    meaning = ": the share of gradient entries that is not sent, for example 0.999"
+    return check_number(name, value, "[0, 1)", meaning)
 
 
 def check_seed(seed: Any) -> int:
@@ -121,36 +117,26 @@ def check_seed(seed: Any) -> int:
     return int(seed)
 
 
-def check_choice(what: str, value: Any) -> bool | None:
-    """Return whether something is done, None for what is usual; else `ValueError`.
-
-    Args:
-        what: name of the argument.
-        value: None, True or False; NumPy's too.
-    """
+def check_choice(name: str, value: Any) -> bool | None:
+    """Return True, False or None (default); raise `ValueError` for anything else."""
     if value is None:
         return None
     if value in (0, 1):
         return bool(value)
     raise ValueError(
-        f"`{what}` must be True, False, or None for the default. "
-        f"Received: {what}={show(value)}"
+        f"`{name}` must be True, False, or None for the default. "
+        f"Received: {name}={show(value)}"
     )
 
 
-def check_decay(decay: Any) -> float:
-    """Return a share of the residual to be kept; raise `ValueError` if it is none."""
-    means = (
-        ": the share of what was not sent that is added to what is to be sent next, 1 "
-        "for all"
-    )
-    return check_number("decay", decay, "(0, 1]", means)
+def is_whole(value: Any) -> bool:
+    """Whether a value is a whole number, NumPy's and 2.0 included."""
+    return _is_real(value) and bool(value == value // 1)
 
 
-def check_sparsity(value: Any, what: str = "sparsity") -> float:
-    """Return `value` as a float, or raise `ValueError` unless it is in [0, 1)."""
-    means = ": the share of gradient entries that is not sent, for example 0.999"
-    return check_number(what, value, "[0, 1)", means)
+def is_port(text: str) -> bool:
+    """Whether a text is a port number, from 1 to `LAST_PORT`."""
+    return text.isdecimal() and 0 < int(text) <= LAST_PORT
 
 
 def _is_real(value: Any) -> bool:

@@ -1,8 +1,8 @@
-"""Keras callbacks."""
+"""Keras callbacks: log what was sent, save and restore on several workers."""
 
 import os
 import warnings
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from typing import Any, TypeAlias
 
 import keras
@@ -14,50 +14,6 @@ from tf_dgc.multiworker.callbacks import BackupAndRestore, ModelCheckpoint
 from tf_dgc.optimizers.compressed import CompressedOptimizer
 from tf_dgc.reports.recorder import Recorder
 
-# --- Hints: where compressing does not pay, and what to do there.
-
-
-def compression_hint(optimizer: CompressedOptimizer) -> str | None:
-    """Return why compressing does not pay here, and what to do; None if it may.
-
-    Args:
-        optimizer: optimizer before its first step, or after one.
-    """
-    if optimizer.compressor.lossless:
-        return None  # nobody asked for less
-    if optimizer.num_workers == 1:
-        return (
-            "there is one worker, which sends nothing, so compressing costs time and "
-            "accuracy for nothing. Start several workers, for example by `tf-dgc run "
-            "--workers 2 SCRIPT`, or train by the inner optimizer alone"
-        )
-    stats = optimizer.stats
-    if not stats.steps or stats.ratio >= 1 or _was_dense(optimizer):
-        return None
-    sent = (
-        f"a step sends {stats.bytes_per_step} bytes, and without compression it would "
-        f"be {stats.dense_bytes_per_step}"
-    )
-    if optimizer.num_compressed:
-        return f"{sent}. Send fewer entries, or {_INNER_ALONE}"
-    return (
-        f"{sent}: all variables are exempt, being of rank below 2 or of fewer than "
-        f"`min_compress_size={optimizer.min_compress_size}` entries. {_SMALLER}, or "
-        f"{_INNER_ALONE}"
-    )
-
-
-_INNER_ALONE = "train by the inner optimizer alone, after `tf_dgc.prepare(strategy)`"
-_SMALLER = "Pass a smaller `min_compress_size`"
-
-
-def _was_dense(optimizer: CompressedOptimizer) -> bool:
-    """Whether a schedule made the last step a dense one."""
-    everything = optimizer.stats.entries_per_step == optimizer.num_entries
-    sparsifies = optimizer.compressor.kind == "sparsification"
-    return bool(optimizer.num_compressed) and sparsifies and everything
-
-
 __all__ = [
     "BackupAndRestore",
     "CompressionMonitor",
@@ -65,45 +21,45 @@ __all__ = [
     "find_compressed_optimizer",
 ]
 
-Monitored: TypeAlias = CompressedOptimizer | LocalOptimizer
+MonitoredOptimizer: TypeAlias = CompressedOptimizer | LocalOptimizer
 
 
 class CompressionMonitor(keras.callbacks.Callback):
-    """Adds what was sent to the logs of every epoch.
+    """Adds communication statistics to the logs of every epoch.
 
-    The logs gain `bytes_per_step`, `dense_bytes_per_step`, `entries_per_step` (of the
-    last step), `compression_ratio` (of the last step), `total_compression_ratio`
-    (since the start, warm-up included), `total_bytes`, `iterations` (of the optimizer)
-    and `nonfinite_gradients`. Callbacks further
-    down the list see them: put `CompressionMonitor` before `TensorBoard` and
-    `CSVLogger`; `History` always has them.
+    The logs gain `bytes_per_step`, `dense_bytes_per_step`, `entries_per_step` and
+    `compression_ratio` of the last step, `total_compression_ratio` and `total_bytes`
+    since the start, warm-up included, `iterations` of the optimizer, and
+    `nonfinite_gradients`. Callbacks further down the list see them: put
+    `CompressionMonitor` before `TensorBoard` and `CSVLogger`; `History` always has
+    them.
 
-    With `track_staleness=True` of the optimizer also `staleness_mean`, `staleness_p99`
-    and `staleness_max`: the steps since entries were last sent, on this worker. These
-    differ between workers, so nothing that all must decide alike (such as
-    `EarlyStopping`) may depend on them.
+    With `track_staleness=True` of the optimizer, the logs also gain `staleness_mean`,
+    `staleness_p99` and `staleness_max`: the steps since entries were last sent, on this
+    worker. They differ between workers, so don't base decisions on them that all
+    workers must make alike (such as those of `EarlyStopping`).
 
-    Of a `LocalOptimizer` a step is an exchange, and the logs gain `rounds`, and
-    `skipped_steps` of this worker; with `track_drift=True` also `drift`, the largest
-    distance of any worker's weights from the mean of all as the last round ended.
+    With a `LocalOptimizer`, `_per_step` counts a round, and the logs also gain `rounds`
+    and `skipped_steps` of this worker; with `track_drift=True` also `drift`, the
+    largest distance of any worker's weights from the mean at the end of the last round.
 
-    Where compressing does not pay (one worker, or more bytes than without), one warning
-    says so, and what to do.
+    Warns once if compression does not pay (one worker, or more bytes than without), and
+    says what to do.
 
     Args:
-        optimizer: a `CompressedOptimizer` or `LocalOptimizer`, for a model that holds
-            it elsewhere than in `model.optimizer`; or several, as a dictionary by name
-            or as a list, whose names are those of the optimizers. Of several, every log
-            is preceded by the name, as in `generator_bytes_per_step`. None for the
-            model's.
+        optimizer: a `CompressedOptimizer` or `LocalOptimizer` that is not
+            `model.optimizer`; or several, as a dictionary by name, or as a list, whose
+            names are those of the optimizers. With several, the name precedes every
+            key, as in `generator_bytes_per_step`. None for the model's.
         path: path of a file that the first worker writes after every epoch, for
-            `tf-dgc report`: settings, logs, bytes and seconds. It is complete or not
-            there. If `fit` begins with a later epoch than the first, it goes on.
+            `tf-dgc report`: settings, logs, bytes and seconds. It is replaced
+            atomically. If `fit` begins with a later epoch than the first, the file is
+            continued.
 
     Raises:
-        ValueError: for anything else, and for two optimizers of one name; when training
-            begins, if the model's optimizer is neither; as it goes on, if the file is
-            no such record.
+        ValueError: for other arguments, and for two optimizers of one name; when
+            training begins, if the model's optimizer is neither; and when an epoch
+            begins, if the file is no such record.
 
     Example:
         >>> model.fit(x, y, callbacks=[CompressionMonitor(), TensorBoard("logs")])
@@ -114,111 +70,71 @@ class CompressionMonitor(keras.callbacks.Callback):
 
     def __init__(self, optimizer: Any = None, path: str | os.PathLike | None = None):
         super().__init__()
-        self._given = None if optimizer is None else _by_prefix(optimizer)
-        self._hinted = False
-        self._recorder = None if path is None else Recorder(_checked(path))
+        self._passed = None if optimizer is None else _optimizers_by_prefix(optimizer)
+        self._warned = False
+        self._recorder: Recorder | None = None
+        if path is not None:
+            if not isinstance(path, str | os.PathLike) or not os.fspath(path):
+                raise ValueError(
+                    "`path` must be the path of the file to write, or None. "
+                    f"Received: path={show(path)}"
+                )
+            self._recorder = Recorder(path)
 
     def on_train_begin(self, logs: dict[str, Any] | None = None) -> None:
         """Check the optimizers."""
-        self._hint()
+        self._warn_if_useless()
         if self._recorder:
             self._recorder.begin_fit()
 
     def on_epoch_begin(self, epoch: int, logs: dict[str, Any] | None = None) -> None:
-        """Read what was recorded before, at the first epoch."""
+        """Read the record of earlier epochs, at the first epoch."""
         if self._recorder and self._is_chief():
-            self._recorder.begin_epoch(epoch, self._by_name())
+            self._recorder.begin_epoch(epoch, self._optimizers_by_name())
 
     def on_epoch_end(self, epoch: int, logs: dict[str, Any] | None = None) -> None:
-        """Add the counters to the logs, and write the record."""
-        self._hint()
+        """Add the statistics to the logs, and write the record."""
+        self._warn_if_useless()
         logs = {} if logs is None else logs
         for prefix, optimizer in self._optimizers().items():
-            logs.update({prefix + key: value for key, value in _logs(optimizer)})
+            for key, value in _statistics(optimizer).items():
+                logs[prefix + key] = value
         if self._recorder and self._is_chief():
+            by_name = self._optimizers_by_name()
             try:
-                self._recorder.end_epoch(epoch, logs, self.model, self._by_name())
-            except OSError as error:  # no reason to end what has taken long
+                self._recorder.end_epoch(epoch, logs, self.model, by_name)
+            except OSError as error:  # a full disk must not end the training
                 warnings.warn(f"tf_dgc: no record was written: {error}", stacklevel=2)
 
     def _is_chief(self) -> bool:
         return consensus.is_chief(self.model.distribute_strategy)
 
-    def _by_name(self) -> dict[str, Monitored]:
+    def _optimizers(self) -> dict[str, MonitoredOptimizer]:
+        if self._passed is not None:
+            return self._passed
+        return _optimizers_by_prefix(getattr(self.model, "optimizer", None))
+
+    def _optimizers_by_name(self) -> dict[str, MonitoredOptimizer]:
         return {prefix[:-1]: o for prefix, o in self._optimizers().items()}
 
-    def _optimizers(self) -> dict[str, Monitored]:
-        if self._given is not None:
-            return self._given
-        return _by_prefix(getattr(self.model, "optimizer", None))
-
-    def _hint(self) -> None:
-        some = self._optimizers().values()
-        every_step = [o for o in some if isinstance(o, CompressedOptimizer)]
-        found = map(compression_hint, every_step)
-        text = next(filter(None, found), None)
-        if text and not self._hinted:
-            self._hinted = True
-            warnings.warn(f"tf_dgc: {text}.", stacklevel=2)
+    def _warn_if_useless(self) -> None:
+        for optimizer in self._optimizers().values():
+            if self._warned or not isinstance(optimizer, CompressedOptimizer):
+                continue
+            hint = compression_hint(optimizer)
+            if hint:
+                self._warned = True
+                warnings.warn(f"tf_dgc: {hint}.", stacklevel=2)
 
 
-def _checked(path: Any) -> str | os.PathLike:
-    if isinstance(path, str | os.PathLike) and os.fspath(path):
-        return path
-    raise ValueError(
-        "`path` must be the path of the file that is to be written, or None. "
-        f"Received: path={show(path)}"
-    )
+def find_compressed_optimizer(optimizer: Any) -> MonitoredOptimizer:
+    """Return a `CompressedOptimizer` or `LocalOptimizer`, also within loss scaling.
 
-
-def _by_prefix(optimizer: Any) -> dict[str, Monitored]:
-    """Return optimizers by what their logs begin with."""
-    if isinstance(optimizer, dict):
-        return {f"{n}_": find_compressed_optimizer(o) for n, o in optimizer.items()}
-    if not isinstance(optimizer, Iterable):
-        return {"": find_compressed_optimizer(optimizer)}
-    optimizer = list(optimizer)
-    found = {f"{o.name}_": o for o in map(find_compressed_optimizer, optimizer)}
-    if len(found) < len(optimizer):
-        raise ValueError(
-            "Optimizers of one name cannot be told apart in the logs. Pass a "
-            "dictionary of optimizers by name, or make them with names of their own "
-            "(`name=`). "
-            f"Received: optimizers named {[o.name for o in optimizer]}"
-        )
-    return found
-
-
-def _logs(optimizer: Monitored) -> Iterator[tuple[str, float]]:
-    stats = optimizer.stats
-    yield "bytes_per_step", stats.bytes_per_step
-    yield "dense_bytes_per_step", stats.dense_bytes_per_step
-    yield "entries_per_step", stats.entries_per_step
-    yield "compression_ratio", stats.ratio
-    yield "total_compression_ratio", stats.total_ratio
-    yield "total_bytes", stats.bytes
-    yield "iterations", int(optimizer.iterations)
-    yield "nonfinite_gradients", stats.nonfinite
-    if isinstance(optimizer, LocalOptimizer):
-        yield "rounds", stats.steps
-        yield "skipped_steps", optimizer.skipped
-        if optimizer.drift is not None:
-            yield "drift", optimizer.drift
-        return
-    staleness = optimizer.staleness
-    if staleness is not None:
-        yield "staleness_mean", staleness.mean
-        yield "staleness_p99", staleness.p99
-        yield "staleness_max", staleness.max
-
-
-def find_compressed_optimizer(optimizer: Any) -> Monitored:
-    """Return the optimizer of the package that this is, or that loss scaling wraps.
-
-    A `CompressedOptimizer` or a `LocalOptimizer`.
+    Args:
+        optimizer: the optimizer itself, or a `LossScaleOptimizer` that wraps it.
 
     Raises:
-        ValueError: if there is none.
+        ValueError: for anything else.
     """
     if isinstance(optimizer, keras.optimizers.LossScaleOptimizer):
         optimizer = optimizer.inner_optimizer
@@ -227,6 +143,90 @@ def find_compressed_optimizer(optimizer: Any) -> Monitored:
     raise ValueError(
         "The model's optimizer must be a `tf_dgc.CompressedOptimizer`, such as "
         "`tf_dgc.DGCOptimizer`, or a `tf_dgc.LocalOptimizer`. If the model holds it "
-        "elsewhere, or several, pass `CompressionMonitor(optimizer=...)`. "
+        "under another name, or has several, pass `CompressionMonitor(optimizer=...)`. "
         f"Received: optimizer={show(optimizer)}"
     )
+
+
+def _optimizers_by_prefix(optimizer: Any) -> dict[str, MonitoredOptimizer]:
+    """Return the optimizers by the prefix of their keys in the logs."""
+    if isinstance(optimizer, dict):
+        return {f"{n}_": find_compressed_optimizer(o) for n, o in optimizer.items()}
+    if not isinstance(optimizer, Iterable):
+        return {"": find_compressed_optimizer(optimizer)}
+    optimizers = [find_compressed_optimizer(o) for o in optimizer]
+    by_prefix = {f"{o.name}_": o for o in optimizers}
+    if len(by_prefix) < len(optimizers):
+        raise ValueError(
+            "Optimizers of one name are indistinguishable in the logs. Pass a "
+            "dictionary of optimizers by name, or create them with different names "
+            f"(`name=`). Received: optimizers named {[o.name for o in optimizers]}"
+        )
+    return by_prefix
+
+
+def _statistics(optimizer: MonitoredOptimizer) -> dict[str, float]:
+    """Return what the logs of one optimizer gain."""
+    stats = optimizer.stats
+    logs: dict[str, float] = {
+        "bytes_per_step": stats.bytes_per_step,
+        "dense_bytes_per_step": stats.dense_bytes_per_step,
+        "entries_per_step": stats.entries_per_step,
+        "compression_ratio": stats.ratio,
+        "total_compression_ratio": stats.total_ratio,
+        "total_bytes": stats.bytes,
+        "iterations": int(optimizer.iterations),
+        "nonfinite_gradients": stats.nonfinite,
+    }
+    if isinstance(optimizer, LocalOptimizer):
+        logs |= {"rounds": stats.steps, "skipped_steps": optimizer.skipped}
+        if optimizer.drift is not None:
+            logs["drift"] = optimizer.drift
+    elif (staleness := optimizer.staleness) is not None:
+        logs |= {
+            "staleness_mean": staleness.mean,
+            "staleness_p99": staleness.p99,
+            "staleness_max": staleness.max,
+        }
+    return logs
+
+
+def compression_hint(optimizer: CompressedOptimizer) -> str | None:
+    """Return why compression does not pay, and what to do; None if it may pay.
+
+    Args:
+        optimizer: optimizer before its first step, or after a step.
+    """
+    if optimizer.compressor.lossless:
+        return None
+    if optimizer.num_workers == 1:
+        return (
+            "there is one worker, which sends nothing, so compression costs time and "
+            "accuracy for nothing. Start several workers, for example by `tf-dgc run "
+            "--workers 2 SCRIPT`, or train with the inner optimizer alone"
+        )
+    stats = optimizer.stats
+    if not stats.steps or stats.ratio >= 1 or _was_dense(optimizer):
+        return None
+    bytes_per_step = (
+        f"a step sends {stats.bytes_per_step} bytes, and without compression it would "
+        f"send {stats.dense_bytes_per_step}"
+    )
+    alternative = (
+        "train with the inner optimizer alone, after `tf_dgc.prepare(strategy)`"
+    )
+    if optimizer.num_compressed:
+        return f"{bytes_per_step}. Send fewer entries, or {alternative}"
+    return (
+        f"{bytes_per_step}: all variables are sent uncompressed, as their rank is "
+        "below 2 or they have fewer than "
+        f"`min_compress_size={optimizer.min_compress_size}` entries. Pass a smaller "
+        f"`min_compress_size`, or {alternative}"
+    )
+
+
+def _was_dense(optimizer: CompressedOptimizer) -> bool:
+    """Whether a schedule made the last step dense."""
+    sent_all = optimizer.stats.entries_per_step == optimizer.num_entries
+    sparsifies = optimizer.compressor.kind == "sparsification"
+    return bool(optimizer.num_compressed) and sparsifies and sent_all

@@ -1,8 +1,8 @@
-"""Clip: bound the local gradient before it enters the residual.
+"""Gradient clipping, and checks for finite gradients.
 
-Lin et al., ICLR 2018, section 3.2: the global threshold is scaled by `N**-0.5` on
-each of `N` workers, so that the sum of `N` clipped independent gradients has the
-norm that clipping the sum would allow.
+Lin et al., ICLR 2018, section 3.2: each of `N` workers scales the global threshold by
+`N**-0.5`, so that the sum of `N` clipped independent gradients has the norm that
+clipping the sum would allow.
 """
 
 import math
@@ -15,7 +15,7 @@ import tensorflow as tf
 from tf_dgc import native_library
 from tf_dgc._internals import tracing
 
-# A gradient waits to be multiplied: the pass that accumulates it does that on the way.
+# Factor of a gradient. The pass that accumulates the gradient also multiplies it.
 Scale: TypeAlias = float | tf.Tensor
 
 
@@ -33,64 +33,77 @@ def clip_gradients(
     Args:
         gradients: dense tensors of one step on this worker.
         num_workers: `N` of the paper; 1 clips as Keras does.
-        loss_scale: factor that the loss, and so the gradients, were multiplied by.
+        loss_scale: factor by which the loss, and so the gradients, were multiplied.
         clipnorm: bound of each tensor's L2 norm over all workers.
         global_clipnorm: bound of the L2 norm of all tensors together.
         clipvalue: bound of each entry's absolute value, not scaled by `N`.
 
     Returns:
-        Gradients, and what each is to be multiplied by: a float, or a scalar float64
-        tensor that is NaN or Inf if the step's gradients must be left out.
+        Gradients, and the factor of each: a float, or a scalar float64 tensor that is
+        NaN or Inf if the step's gradients must be dropped.
     """
     unit = 1.0 / loss_scale if loss_scale else 1.0
-    limit = 1.0 / math.sqrt(num_workers)
+    threshold_scale = 1.0 / math.sqrt(num_workers)
+    gradients = list(gradients)
     if clipnorm:
-        return list(gradients), [
-            _bounding([g], clipnorm * limit, unit) for g in gradients
-        ]
+        threshold = clipnorm * threshold_scale
+        return gradients, [_norm_scale([g], threshold, unit) for g in gradients]
     if global_clipnorm:
-        scale = _bounding(gradients, global_clipnorm * limit, unit)
-        return list(gradients), [scale] * len(gradients)
+        scale = _norm_scale(gradients, global_clipnorm * threshold_scale, unit)
+        return gradients, [scale] * len(gradients)
     if clipvalue:
-        # An infinite entry would be clipped to an ordinary one.
+        # Clipping would turn an infinite entry into an ordinary one.
         gradients, finite = multiply_or_zero(gradients, [unit] * len(gradients))
-        kept = 1.0 + nan_unless(finite)
         clipped = [tf.clip_by_value(g, -clipvalue, clipvalue) for g in gradients]
-        return clipped, [kept] * len(clipped)
-    return list(gradients), [unit] * len(gradients)
+        return clipped, [1.0 + nan_unless(finite)] * len(clipped)
+    return gradients, [unit] * len(gradients)
+
+
+def _norm_scale(
+    gradients: Sequence[tf.Tensor], threshold: float, unit: float
+) -> tf.Tensor:
+    """Return the factor that bounds the norm of `unit * gradients`."""
+    squares = [
+        2.0 * tf.cast(tf.nn.l2_loss(_at_least_float32(g)), tf.float64)
+        for g in gradients
+    ]
+    norm = unit * tf.sqrt(tf.add_n(squares))
+    scale = unit * threshold / tf.maximum(norm, threshold)
+    return tf.where(tf.math.is_finite(norm), scale, norm)
 
 
 def multiply_or_zero(
     gradients: Sequence[tf.Tensor], scales: Sequence[Scale]
 ) -> tuple[list[tf.Tensor], tf.Tensor]:
-    """Multiply gradients, or return zeros if any entry is not finite then.
+    """Multiply gradients by their scales, or return zeros if any product is not finite.
 
-    A NaN that entered `residual` would stay for ever, and a worker that skipped the
-    exchange would leave the others waiting; contributing zeros does neither.
+    A NaN in `residual` would stay forever, and a worker that skipped the exchange would
+    leave the others waiting; contributing zeros avoids both.
 
     Args:
         gradients: dense tensors of any shapes and float dtypes.
-        scales: factor of each, as `clip` returns it. Where one is a tensor, who made it
-            has looked at all entries.
+        scales: factor of each, from `clip_gradients`. A tensor is finite only if all
+            entries of its gradient are.
 
     Returns:
-        The products (or zeros), and a scalar bool that is True if all were finite.
+        The products or zeros, and a scalar bool that is True if all were finite.
     """
-    products = [_times(g, s) for g, s in zip(gradients, scales, strict=True)]
-    pairs = list(zip(products, scales, strict=True))
-    seen = _look_at(scales)
-    unseen = [p for p, s in pairs if isinstance(s, float)]
-    finite = tf.reduce_all([*seen, all_finite(unseen)])
+    products = [_multiply(g, s) for g, s in zip(gradients, scales, strict=True)]
+    unchecked = [
+        p for p, s in zip(products, scales, strict=True) if isinstance(s, float)
+    ]
+    finite = tf.reduce_all([*_finite_scales(scales), all_finite(unchecked)])
     if not products:
         return products, finite
-    kept = tf.cond(  # of which a branch that hands on copies nothing
+    # The branch that returns the products copies nothing.
+    products = tf.cond(
         finite, lambda: products, lambda: [tf.zeros_like(p) for p in products]
     )
-    return kept, finite
+    return products, finite
 
 
-def _times(gradient: tf.Tensor, scale: Scale) -> tf.Tensor:
-    if isinstance(scale, float):  # `tf.cast` would make float32 of it first
+def _multiply(gradient: tf.Tensor, scale: Scale) -> tf.Tensor:
+    if isinstance(scale, float):  # `tf.cast` would round it to float32 first
         return gradient if scale == 1.0 else gradient * scale
     return gradient * tf.cast(scale, gradient.dtype)
 
@@ -98,97 +111,87 @@ def _times(gradient: tf.Tensor, scale: Scale) -> tf.Tensor:
 def scales_or_nan(
     gradients: Sequence[tf.Tensor], scales: Sequence[Scale], use_native: bool = False
 ) -> tf.Tensor:
-    """Return the scales; all NaN, if one gradient is not finite when multiplied.
+    """Return the scales, or NaNs if any gradient times its scale is not finite.
 
-    What `multiply` does, for a pass that multiplies on the way and would notice too
-    late: what was there before cannot be had back from a sum.
+    For passes that multiply and accumulate in place, which cannot undo a sum once they
+    find a NaN. Otherwise as `multiply_or_zero`.
 
     Args:
         gradients: dense tensors of any shapes and float dtypes.
-        scales: factor of each, as `clip` returns it. Where one is a tensor, who made it
-            has looked at all entries.
-        use_native: whether to look by the native operation, which is for CPUs.
+        scales: factor of each, as for `multiply_or_zero`.
+        use_native: whether to check by the native operation, which is for CPUs.
 
     Returns:
         float64 `[tensors]`.
     """
-    pairs = list(zip(gradients, scales, strict=True))
-    seen = _look_at(scales)
-    # As wide as what they are added to: a product may not fit into float16.
-    unseen = [
-        g if s <= 1 else _wide(g) * tf.cast(s, _wide(g).dtype)
-        for g, s in pairs
+    # In the dtype of the accumulators: a product may overflow float16.
+    unchecked = [
+        g if s <= 1 else _at_least_float32(g) * tf.cast(s, _at_least_float32(g).dtype)
+        for g, s in zip(gradients, scales, strict=True)
         if isinstance(s, float)
     ]
-    missing = nan_unless(tf.reduce_all([*seen, all_finite(unseen, use_native)]))
-    if not seen:
-        return tf.constant(scales, tf.float64) + missing
-    if all(s is scales[0] for s in scales):  # hundreds of operations less
-        return tf.fill([len(scales)], tf.cast(scales[0], tf.float64) + missing)
-    return tf.stack([tf.cast(s, tf.float64) for s in scales]) + missing
+    finite_scales = _finite_scales(scales)
+    zero_or_nan = nan_unless(
+        tf.reduce_all([*finite_scales, all_finite(unchecked, use_native)])
+    )
+    if not finite_scales:
+        return tf.constant(scales, tf.float64) + zero_or_nan
+    if all(s is scales[0] for s in scales):  # saves hundreds of operations
+        return tf.fill([len(scales)], tf.cast(scales[0], tf.float64) + zero_or_nan)
+    return tf.stack([tf.cast(s, tf.float64) for s in scales]) + zero_or_nan
 
 
-def _look_at(scales: Sequence[Scale]) -> list[tf.Tensor]:
-    """Return whether those are finite that are tensors, each of them once."""
+def _finite_scales(scales: Sequence[Scale]) -> list[tf.Tensor]:
+    """Return whether each distinct tensor among the scales is finite."""
     tensors = {id(s): s for s in scales if not isinstance(s, float)}
     return [tf.math.is_finite(s) for s in tensors.values()]
 
 
-def nan_unless(kept: tf.Tensor) -> tf.Tensor:
-    """Return 0, or NaN for what is left out, scalar float64.
+def nan_unless(condition: tf.Tensor) -> tf.Tensor:
+    """Return 0 if the condition holds, else NaN; scalar float64.
 
-    No constant NaN: `tf.debugging.enable_check_numerics` would find it in every step.
+    It is computed, as `tf.debugging.enable_check_numerics` would report a constant NaN
+    in every step.
     """
-    return tf.sqrt(tf.cast(kept, tf.float64) - 1.0)
+    return tf.sqrt(tf.cast(condition, tf.float64) - 1.0)
 
 
 def all_finite(tensors: Sequence[tf.Tensor], use_native: bool = False) -> tf.Tensor:
     """Return whether no entry is NaN or Inf, scalar bool.
 
-    A sum is finite only if all that was added is, and adding reads memory once. Only
-    where finite numbers overflow does each entry have to be looked at. The native
-    operation looks at all of them, as fast as memory is read.
+    A finite sum has finite terms, and summing reads memory once. Entries are checked
+    one by one only if a sum is not finite, as finite terms may overflow. The native
+    operation checks all entries at the speed of memory.
     """
     if use_native and tensors and not tracing.in_xla_context():
         return native_library.load_library().library.tf_dgc_all_finite(
             values=list(tensors)
         )
+    if not tensors:
+        return tf.constant(True)
     sums: dict[tf.DType, list[tf.Tensor]] = {}
     for t in tensors:
-        total = tf.reduce_sum(_wide(t))
+        total = tf.reduce_sum(_at_least_float32(t))
         sums.setdefault(total.dtype, []).append(total)
-    none = [tf.reduce_all(tf.math.is_finite(tf.stack(s))) for s in sums.values()]
-    if not none:
-        return tf.constant(True)
+    finite_sums = [tf.reduce_all(tf.math.is_finite(tf.stack(s))) for s in sums.values()]
     return tf.cond(
-        tf.reduce_all(none), lambda: tf.constant(True), lambda: _look_at_all(tensors)
+        tf.reduce_all(finite_sums),
+        lambda: tf.constant(True),
+        lambda: _check_entries(tensors),
     )
 
 
-def _look_at_all(tensors: Sequence[tf.Tensor]) -> tf.Tensor:
+def _check_entries(tensors: Sequence[tf.Tensor]) -> tf.Tensor:
     if tf.executing_eagerly() or tracing.in_xla_context():
         return tf.reduce_all([tf.reduce_all(tf.math.is_finite(t)) for t in tensors])
 
-    def look(*arrays: np.ndarray) -> np.bool_:
+    def check(*arrays: np.ndarray) -> np.bool_:
         return np.bool_(all(np.isfinite(a).all() for a in arrays))
 
-    # One operation, as tracing hundreds takes time and this is hardly ever run.
-    found = tf.numpy_function(look, list(tensors), tf.bool, stateful=False)
-    return tf.ensure_shape(found, [])
+    # One operation: tracing hundreds takes time, and this rarely runs.
+    finite = tf.numpy_function(check, list(tensors), tf.bool, stateful=False)
+    return tf.ensure_shape(finite, [])
 
 
-def _bounding(gradients: Sequence[tf.Tensor], limit: float, unit: float) -> tf.Tensor:
-    """Return the factor that bounds the norm of `unit * gradients`."""
-    squares = [2.0 * _half_square(g) for g in gradients]
-    norm = unit * tf.sqrt(tf.add_n(squares))
-    scale = unit * limit / tf.maximum(norm, limit)
-    return tf.where(tf.math.is_finite(norm), scale, norm)
-
-
-def _half_square(gradient: tf.Tensor) -> tf.Tensor:
-    return tf.cast(tf.nn.l2_loss(_wide(gradient)), tf.float64)
-
-
-def _wide(values: tf.Tensor) -> tf.Tensor:
-    wide = tf.float64 if values.dtype == tf.float64 else tf.float32
-    return tf.cast(values, wide)
+def _at_least_float32(values: tf.Tensor) -> tf.Tensor:
+    return tf.cast(values, tf.float64 if values.dtype == tf.float64 else tf.float32)

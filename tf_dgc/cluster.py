@@ -1,4 +1,4 @@
-"""Cluster configurations from job schedulers; see `tf_dgc.multiworker.slurm`."""
+"""Cluster configurations from job schedulers."""
 
 from tf_dgc.multiworker.slurm import from_slurm
 

@@ -1,4 +1,4 @@
-"""Monitor: what was sent, counted where it is handed to the collective."""
+"""Counters of what a worker sends, and the staleness of its entries."""
 
 import dataclasses
 import sys
@@ -21,19 +21,18 @@ class CompressionStats:
     Attributes:
         steps: number of optimizer steps that were counted.
         entries: number of gradient entries sent, in total.
-        bytes: number of bytes handed to the collective, in total.
-        dense_bytes: number of bytes a dense all-reduce would have been handed, in
-            total.
-        nonfinite: number of gradients, over all workers, that were left out because
-            they held NaN or Inf, or where they made the residual overflow. Where steps
-            overlap, the most in one bucket; of workers that gossip, itself and its
-            neighbours.
+        bytes: number of bytes passed to the collectives, in total.
+        dense_bytes: number of bytes that dense all-reduces would take, in total.
+        nonfinite: number of gradients, over all workers, that were dropped because
+            they held NaN or Inf, or made the residual overflow. With overlapping steps,
+            the largest number of any bucket; with gossip, those of a worker and its
+            neighbors.
         entries_per_step: number of entries sent in the last step.
-        bytes_per_step: number of bytes handed over in the last step.
+        bytes_per_step: number of bytes passed to the collectives in the last step.
         dense_bytes_per_step: number of bytes of a dense all-reduce in the last step.
-        exchange: name of the exchange; with "auto" the one that was chosen, behind
-            "float16, " if nothing is compressed; and the number of buckets of steps
-            that overlap.
+        exchange: name of the collective algorithm; with "auto" the one that was chosen,
+            preceded by "float16, " if gradients are sent as float16 without further
+            compression, and with the number of buckets of overlapping steps.
     """
 
     steps: int
@@ -48,31 +47,30 @@ class CompressionStats:
 
     @property
     def ratio(self) -> float:
-        """Dense bytes by sent bytes, in the last step; NaN before the first."""
+        """Dense bytes divided by sent bytes, in the last step; NaN before the first."""
         return _ratio(self.dense_bytes_per_step, self.bytes_per_step)
 
     @property
     def total_ratio(self) -> float:
-        """Dense bytes by sent bytes since the start, warm-up included."""
+        """Dense bytes divided by sent bytes since the start, warm-up included."""
         return _ratio(self.dense_bytes, self.bytes)
 
 
-_FIELDS = [f.name for f in dataclasses.fields(CompressionStats) if f.type is int]
-NONFINITE = _FIELDS.index("nonfinite")
+def _ratio(dense: int, sent: int) -> float:
+    return dense / sent if sent else float("nan")
+
+
+_COUNTERS = [f.name for f in dataclasses.fields(CompressionStats) if f.type is int]
+_NONFINITE = _COUNTERS.index("nonfinite")
 
 
 def create_counters() -> keras.Variable:
     """Return the variable that holds `CompressionStats`, equal on all workers."""
-    return create_count("compression_counters", [len(_FIELDS)])
+    return create_count("compression_counters", [len(_COUNTERS)])
 
 
 def create_count(name: str, shape: Sequence[int] = ()) -> keras.Variable:
-    """Return a variable of counts, int64, that are equal on all workers, and 0.
-
-    Args:
-        name: name of the variable.
-        shape: shape of the variable; one number by default.
-    """
+    """Return an int64 variable of zeros for counts that are equal on all workers."""
     return keras.Variable(
         initializer="zeros",
         shape=shape,
@@ -88,17 +86,17 @@ def count_step(
     entries: int | tf.Tensor,
     sent_bytes: int | tf.Tensor,
     dense_bytes: int,
-    nonfinite: tf.Tensor,
+    nonfinite: int | tf.Tensor,
 ) -> None:
     """Add one step to the counters.
 
     Args:
-        counters: variable from `make_counters`.
-        entries: number of entries sent in this step, an int or a scalar integer tensor.
-        sent_bytes: size of the buffer that was handed to the collective, likewise.
-        dense_bytes: size that a dense all-reduce would have had, an int.
-        nonfinite: number of workers whose gradient was dropped, a scalar integer
-            tensor.
+        counters: variable from `create_counters`.
+        entries: number of entries sent in this step, an int or integer scalar.
+        sent_bytes: number of bytes passed to the collectives, likewise.
+        dense_bytes: number of bytes that a dense all-reduce would take.
+        nonfinite: number of workers whose gradient was dropped, an int or integer
+            scalar.
     """
     step = tf.stack(
         [tf.cast(x, tf.int64) for x in (1, entries, sent_bytes, dense_bytes, nonfinite)]
@@ -107,31 +105,38 @@ def count_step(
     counters.assign(tf.concat([totals, step[1:4]], axis=0))
 
 
+def read_stats(counters: keras.Variable | None, exchange: str) -> CompressionStats:
+    """Return the counters' values; zeros if the optimizer is not built (None)."""
+    values = [0] * len(_COUNTERS) if counters is None else counters.numpy()
+    counts: dict[str, Any] = dict(zip(_COUNTERS, map(int, values), strict=True))
+    return CompressionStats(**counts, exchange=exchange)
+
+
 def dense_bytes(variables: Sequence[keras.Variable]) -> int:
-    """Return what a dense all-reduce of the gradients would be handed."""
+    """Return the size of the variables' gradients in a dense all-reduce."""
     return sum(v.shape.num_elements() * tf.as_dtype(v.dtype).size for v in variables)
 
 
 def warn_once_if_nonfinite(
     counters: keras.Variable, finite: tf.Tensor, iteration: tf.Tensor
 ) -> None:
-    """Say once on this worker's standard error that its gradient was dropped.
+    """Print a warning when this worker's gradient is dropped for the first time.
 
     Args:
-        counters: variable from `make_counters`, before this step is counted.
+        counters: variable from `create_counters`, before this step is counted.
         finite: scalar bool, whether this worker's gradient was finite.
-        iteration: number of the step, a scalar integer tensor.
+        iteration: number of the step, an integer scalar.
     """
     if tracing.in_xla_context():
-        return  # XLA cannot print; `stats.nonfinite` counts all the same
-    first = tf.logical_and(tf.logical_not(finite), counters.value[NONFINITE] == 0)
+        return  # XLA cannot print; `stats.nonfinite` still counts
+    first = tf.logical_and(tf.logical_not(finite), counters.value[_NONFINITE] == 0)
     replica = tf.distribute.get_replica_context().replica_id_in_sync_group
 
     def warn() -> tf.Operation:
         return tf.print(
             "WARNING: tf_dgc: the gradient of replica", replica, "at iteration",
-            iteration, "is left out, as it holds NaN or Inf; or, where it makes the "
-            "residual overflow, only there. Further ones are counted in "
+            iteration, "is dropped, as it holds NaN or Inf; if only the residual "
+            "overflows, only those entries are dropped. Further ones are counted in "
             "`optimizer.stats.nonfinite` and not reported.",
             output_stream=sys.stderr,
         )  # fmt: skip
@@ -139,37 +144,17 @@ def warn_once_if_nonfinite(
     tf.cond(first, lambda: tf.group(warn()), tf.no_op)
 
 
-def read_stats(counters: keras.Variable | None, exchange: str) -> CompressionStats:
-    """Return the counters' values (zeros before the optimizer is built).
-
-    Args:
-        counters: variable from `make_counters`; None if there is none.
-        exchange: name of the exchange.
-    """
-    values = [0] * len(_FIELDS) if counters is None else counters.numpy()
-    counted: dict[str, Any] = dict(zip(_FIELDS, map(int, values), strict=True))
-    return CompressionStats(**counted, exchange=exchange)
-
-
-def _ratio(dense: int, sent: int) -> float:
-    return dense / sent if sent else float("nan")
-
-
-# --- Staleness: for how many steps an entry has waited since it was last sent.
-
-
 @dataclasses.dataclass(frozen=True)
 class Staleness:
-    """Steps since entries were last sent, over all that are not exempt.
+    """Steps since entries were last sent, over all compressed tensors of this worker.
 
-    An entry of which nothing is kept in `residual` waits for nothing and counts as 0,
-    and so does one that was sent in the last step. Steps are those of this process: it
-    does not survive a restart. Of this worker alone, so that workers differ.
+    An entry with a residual of zero counts as 0, and so does one that was sent in the
+    last step. Steps are counted from the start of this process.
 
     Attributes:
         mean: mean over entries, in steps.
         p99: 99th percentile over entries, in steps.
-        max: waiting time of the entry that waits longest, in steps.
+        max: maximum over entries, in steps.
     """
 
     mean: float
@@ -178,78 +163,81 @@ class Staleness:
 
 
 class LastSent:
-    """Remembers in which step each entry was last sent, for `Staleness`.
+    """Records the step in which each entry was last sent, for `Staleness`.
 
-    It costs 4 bytes per entry and, in a sparse step of `DGCOptimizer`, the decoding of
-    the worker's own positions; other methods and dense steps pass over all entries. It
-    is not part of a checkpoint: what is saved is the same with and without it.
+    It takes 4 bytes per entry, and in a sparse step of `DGCOptimizer` the decoding of
+    the worker's own positions; other methods and dense steps write all entries. It is
+    not saved in checkpoints.
 
     Args:
-        tensors: tensors of the optimizer; nothing is remembered of exempt ones.
+        tensors: tensors of the optimizer; uncompressed ones are ignored.
     """
 
     def __init__(self, tensors: Sequence[TensorSpec]):
-        # As floats, which GPUs can scatter to; exact up to 2**24 steps.
-        self._steps = _per_worker([], "staleness_steps")
-        self._last = {
-            i: _per_worker([t.size], f"{t.label.replace('/', '_')}_last_sent")
+        # Floats, which GPUs can scatter to; exact up to 2**24 steps.
+        self._steps = _per_worker_variable([], "staleness_steps")
+        self._last_sent = {
+            i: _per_worker_variable([t.size], f"{t.label.replace('/', '_')}_last_sent")
             for i, t in enumerate(tensors)
             if not t.uncompressed
         }
 
     def count_step(self) -> None:
-        """Begin a step; call it inside of one, like all that follow but `read`."""
+        """Begin a step; call it and the `record` methods inside a training step."""
         self._steps.assign(self._now() + 1.0)
 
     def record_all(self, indices: Sequence[int]) -> None:
-        """Remember that these tensors were sent whole."""
-        for _, last in self._of(indices):
-            last.assign(tf.fill(last.shape, self._now()))
+        """Record that all entries of these tensors were sent."""
+        for _, variable in self._compressed(indices):
+            variable.assign(tf.fill(variable.shape, self._now()))
 
     def record_positions(
         self, indices: Sequence[int], positions: Sequence[tf.Tensor | None]
     ) -> None:
-        """Remember what was sent, by positions `[k]` (None if exempt)."""
-        found = dict(zip(indices, positions, strict=True))
-        for i, last in self._of(indices):
-            # In place: a step costs as much as is sent.
+        """Record sent entries by positions `[k]` (None for uncompressed tensors)."""
+        by_index = dict(zip(indices, positions, strict=True))
+        for i, variable in self._compressed(indices):
+            # In place, so that it takes time in proportion to k.
             tf.raw_ops.ResourceScatterUpdate(
-                resource=last.value.handle, indices=found[i], updates=self._now()
+                resource=variable.value.handle,
+                indices=by_index[i],
+                updates=self._now(),
             )
 
     def record_chosen(
         self, indices: Sequence[int], chosen: Sequence[tf.Tensor]
     ) -> None:
-        """Remember what was sent, by whether each entry was, bool `[n]`."""
-        found = dict(zip(indices, chosen, strict=True))
-        for i, last in self._of(indices):
-            old = tf.convert_to_tensor(last.value)
-            last.assign(tf.where(found[i], self._now(), old))
+        """Record sent entries by masks, bool `[n]`."""
+        by_index = dict(zip(indices, chosen, strict=True))
+        for i, variable in self._compressed(indices):
+            old = tf.convert_to_tensor(variable.value)
+            variable.assign(tf.where(by_index[i], self._now(), old))
 
     def read(self, residual: Sequence[PerWorkerVariable]) -> Staleness:
-        """Return the staleness on this worker (over its replicas, if several).
-
-        It is local: other workers need not call it.
-        """
+        """Return the staleness on this worker's replicas, without a collective."""
         ages = [np.zeros([1])]
-        steps = _copies(self._steps)
-        for i, last in self._last.items():
-            kept = residual[i].local_values()
-            copies = zip(steps, _copies(last), kept, strict=True)
-            ages += [np.where(r.ravel() != 0, s - a, 0) for s, a, r in copies]
-        found = np.concatenate(ages[1:] or ages)
+        steps = _local_values(self._steps)
+        for i, variable in self._last_sent.items():
+            replicas = zip(
+                steps,
+                _local_values(variable),
+                residual[i].local_values(),
+                strict=True,
+            )
+            ages += [np.where(r.ravel() != 0, s - a, 0) for s, a, r in replicas]
+        age = np.concatenate(ages[1:] or ages)
         return Staleness(
-            float(found.mean()), float(np.percentile(found, 99)), float(found.max())
+            float(age.mean()), float(np.percentile(age, 99)), float(age.max())
         )
 
     def _now(self) -> tf.Tensor:
         return tf.convert_to_tensor(self._steps.value)
 
-    def _of(self, indices: Sequence[int]) -> list[tuple[int, keras.Variable]]:
-        return [(i, self._last[i]) for i in indices if i in self._last]
+    def _compressed(self, indices: Sequence[int]) -> list[tuple[int, keras.Variable]]:
+        return [(i, self._last_sent[i]) for i in indices if i in self._last_sent]
 
 
-def _per_worker(shape: list[int], name: str) -> keras.Variable:
+def _per_worker_variable(shape: list[int], name: str) -> keras.Variable:
     """Return a variable whose copies differ, and are read without a collective."""
     return keras.Variable(
         initializer="zeros",
@@ -262,6 +250,6 @@ def _per_worker(shape: list[int], name: str) -> keras.Variable:
     )
 
 
-def _copies(variable: Any) -> list[np.ndarray]:
+def _local_values(variable: Any) -> list[np.ndarray]:
     local = tf.distribute.get_strategy().experimental_local_results
     return [copy.numpy() for copy in local(variable.value)]

@@ -1,9 +1,9 @@
-"""The native operations: found, checked, loaded, and if not, why not.
+"""Finds, checks and loads the library of native operations.
 
-A library is built while the package is made or installed (`custom_ops/builder.py`) and
-belongs to one minor version of TensorFlow, after which its folder is called; a stamp
-beside it says what it was built for. Without one for this TensorFlow everything works
-by TensorFlow operations, more slowly.
+The library is built when the package is built or installed (`custom_ops/builder.py`),
+for one minor version of TensorFlow, which names its folder; a stamp says what it was
+built for. Without a library for this TensorFlow, stock TensorFlow operations do the
+same, more slowly.
 """
 
 import ctypes
@@ -19,66 +19,62 @@ from typing import Any, NamedTuple
 import tensorflow as tf
 
 _DIRECTORY = pathlib.Path(__file__).parent / "_native"
-_COMPILED = (  # folders of sources
-    *("cpu", "cuda", "cuda_engine", "engine", "methods", "tensorflow"),
-)
+_SOURCE_FOLDERS = ("cpu", "cuda", "cuda_engine", "engine", "methods", "tensorflow")
 _LIBRARY = _DIRECTORY / ".".join(tf.__version__.split(".")[:2]) / "libtf_dgc_ops.so"
 _STAMP = _LIBRARY.with_name("stamp.json")
 _VARIABLE = "TF_DGC_NATIVE"
 _CUDA_VARIABLE = "TF_DGC_CUDA"
 ADVICE = (
-    "To get the native operations, install tf_dgc again in this environment, with a "
-    "C++ compiler at hand: `TF_DGC_NATIVE=1 pip install --force-reinstall --no-deps "
-    "--no-cache-dir` and the path or address it was installed from; it then stops "
-    "with the compiler's message if it cannot build them."
+    "To get the native operations, reinstall tf_dgc in this environment, with a C++ "
+    "compiler available: `TF_DGC_NATIVE=1 pip install --force-reinstall --no-deps "
+    "--no-cache-dir` and the path or address it was installed from; this stops with "
+    "the compiler's message if it cannot build them."
 )
 
 
 class NativeLibrary(NamedTuple):
-    """The state of the native operations in this process.
+    """The native operations in this process.
 
     Attributes:
         library: module with one function per operation, or None.
-        reason: sentence that says why it is there or is not.
-        wanted: whether the environment asks for it: `TF_DGC_NATIVE` is not 0.
-        stamp: texts that say what the library was built with and for, by name; empty
-            without one.
+        reason: text that says why the library is or is not loaded.
+        enabled: whether `TF_DGC_NATIVE` is not 0.
+        stamp: texts that say with what and for what the library was built, by name;
+            empty without a stamp.
     """
 
     library: Any
     reason: str
-    wanted: bool
+    enabled: bool
     stamp: dict[str, str]
 
     @property
     def vector_level(self) -> str:
         """The vector code in use: avx512, avx2 or baseline; empty without a library."""
-        if self.library is None:
-            return ""
-        return _text("tf_dgc_vector_level")
+        return _call("tf_dgc_vector_level") if self.library is not None else ""
 
     @property
     def cuda(self) -> str:
-        """What the CUDA kernels were built with; empty if they were not."""
+        """The compiler of the CUDA kernels; empty if they were not built."""
         return self.stamp.get("cuda", "") if self.library is not None else ""
 
     @property
     def cuda_problem(self) -> str:
-        """Why the CUDA kernels are not used here; empty if they are.
+        """Why the CUDA kernels are not used; empty if they are.
 
-        They ran on a GPU, but TensorFlow has not called them there yet
-        (docs/gpu.md), so using them is the user's decision.
+        They are opt-in: they ran on a GPU, but TensorFlow has not called them there yet
+        (docs/gpu.md).
         """
         if not self.cuda:
             return "they were not built"
         if os.environ.get(_CUDA_VARIABLE) != "1":
             return f"{_CUDA_VARIABLE}=1 is not set"
-        return _text("tf_dgc_cuda_problem")
+        return _call("tf_dgc_cuda_problem")
 
     @property
     def cuda_methods(self) -> list[str]:
         """Names of the engine's methods that have CUDA kernels."""
-        return _text("tf_dgc_cuda_engine_methods").splitlines() if self.cuda else []
+        return _call("tf_dgc_cuda_engine_methods").splitlines() if self.cuda else []
 
 
 @functools.cache
@@ -86,30 +82,45 @@ def load_library() -> NativeLibrary:
     """Load the native operations, at the first call.
 
     Raises:
-        ImportError: if `TF_DGC_NATIVE=1` demands them and they cannot be loaded.
-        ValueError: if `TF_DGC_NATIVE` is something else than 0 or 1.
+        ImportError: if `TF_DGC_NATIVE=1` is set and they cannot be loaded.
+        ValueError: if `TF_DGC_NATIVE` is something other than 0 or 1.
     """
-    wish = os.environ.get(_VARIABLE, "")
-    if wish not in ("", "0", "1"):
+    setting = os.environ.get(_VARIABLE, "")
+    if setting not in ("", "0", "1"):
         raise ValueError(
-            f"{_VARIABLE} must be 1 (the native operations are needed), 0 (they are "
-            f"not to be used) or unset. Received: {_VARIABLE}={wish}"
+            f"{_VARIABLE} must be 1 (the native operations are required), 0 (they are "
+            f"not used) or unset. Received: {_VARIABLE}={setting}"
         )
-    if wish == "0":
-        return NativeLibrary(None, f"{_VARIABLE}=0 forbids it", False, {})
-    stamp, wrong = check_stamp(_LIBRARY, _STAMP)
+    if setting == "0":
+        return NativeLibrary(None, f"{_VARIABLE}=0 disables them", False, {})
+    stamp, problem = check_stamp(_LIBRARY, _STAMP)
     library = None
-    if not wrong:
+    if not problem:
         try:
             library = tf.load_op_library(str(_LIBRARY))
         except (tf.errors.OpError, OSError) as error:
-            wrong = f"TensorFlow could not load it: {error}"
-    if wrong and wish == "1":
+            problem = f"TensorFlow could not load it: {error}"
+    if problem and setting == "1":
         raise ImportError(
-            f"{_VARIABLE}=1 asks for the native operations of tf_dgc, but {wrong}. "
+            f"{_VARIABLE}=1 requires the native operations of tf_dgc, but {problem}. "
             f"{ADVICE}"
         )
-    return NativeLibrary(library, wrong or "built for this TensorFlow", True, stamp)
+    return NativeLibrary(library, problem or "built for this TensorFlow", True, stamp)
+
+
+@functools.cache
+def warn_if_missing() -> None:
+    """Warn once per process if the native operations are enabled and missing."""
+    native = load_library()
+    if native.enabled and native.library is None:
+        warnings.warn(
+            f"tf_dgc runs without its native operations: {native.reason}. Steps take "
+            f"several times as long, with the same results. {ADVICE} To run without "
+            f"them and without this warning, set {_VARIABLE}=0. `tf-dgc doctor` prints "
+            "details.",
+            RuntimeWarning,
+            stacklevel=3,
+        )
 
 
 def check_stamp(
@@ -119,16 +130,16 @@ def check_stamp(
 
     Args:
         library: path of the library.
-        stamp: path of the JSON beside it, written when it was built.
+        stamp: path of the JSON file that was written when it was built.
     """
-    sources = _sources()
+    sources = _source_directory()
     if not library.exists():
-        return {}, _missing(library, sources)
+        return {}, _describe_missing(library, sources)
     try:
         content = json.loads(stamp.read_text(encoding="utf-8"))
         built_for, checksum = content["tensorflow"], content["sha256"]
     except (OSError, ValueError, KeyError, TypeError):
-        return {}, f"{library} has no readable stamp, so it is not ours"
+        return {}, f"{library} has no readable stamp, so tf_dgc did not build it"
     if hashlib.sha256(library.read_bytes()).hexdigest() != checksum:
         return content, f"{library} is not the file that its stamp describes"
     if _minor(built_for) != _minor(tf.__version__):
@@ -136,67 +147,51 @@ def check_stamp(
             f"it was built for TensorFlow {_minor(built_for)}, "
             f"and this is {tf.__version__}"
         )
-    if sources and content.get("sources") != _hash(sources):
+    if sources and content.get("sources") != _hash_sources(sources):
         return content, f"the sources in {sources} changed since it was built"
     return content, ""
 
 
-def _missing(library: pathlib.Path, sources: pathlib.Path | None) -> str:
-    """Return what there is in place of a library."""
+def _describe_missing(library: pathlib.Path, sources: pathlib.Path | None) -> str:
     others = sorted(p.parent.name for p in library.parents[1].glob(f"*/{library.name}"))
     if others:
         return (
             f"they were built for TensorFlow {' and '.join(others)}, "
             f"and this is {tf.__version__}"
         )
-    where = f" (this is the source tree {sources.parent})" if sources else ""
-    return f"it was not built when the package was installed{where}"
+    tree = f" (this is the source tree {sources.parent})" if sources else ""
+    return f"they were not built when the package was installed{tree}"
 
 
-@functools.cache
-def warn_if_missing() -> None:
-    """Warn once per process if the native operations were expected and are missing."""
-    state = load_library()
-    if state.wanted and state.library is None:
-        warnings.warn(
-            f"tf_dgc runs without its native operations: {state.reason}. Steps take "
-            f"several times as long, with the same results. {ADVICE} To run without "
-            f"them and without this warning, set {_VARIABLE}=0. `tf-dgc doctor` tells "
-            "more.",
-            RuntimeWarning,
-            stacklevel=3,
-        )
-
-
-def _text(function: str) -> str:
+def _call(function: str) -> str:
     """Call a function of the library that returns a string, or NULL."""
-    call = getattr(ctypes.CDLL(str(_LIBRARY)), function)
-    call.restype = ctypes.c_char_p
-    return (call() or b"").decode()
+    c_function = getattr(ctypes.CDLL(str(_LIBRARY)), function)
+    c_function.restype = ctypes.c_char_p
+    return (c_function() or b"").decode()
 
 
 def _minor(version: str) -> str:
     return ".".join(str(version).split(".")[:2])
 
 
-def _sources() -> pathlib.Path | None:
+def _source_directory() -> pathlib.Path | None:
     """Return the directory of the C++ sources if this is a source tree, else None.
 
-    What lies beside an installed package may be called `custom_ops`, too.
+    An installed package may have another project's `custom_ops` next to it.
     """
     sources = _DIRECTORY.parents[1] / "custom_ops"
     try:
         project = (sources.parent / "pyproject.toml").read_text(encoding="utf-8")
     except (OSError, UnicodeError):
         return None
-    ours = re.search(r'^name = "tf_dgc"$', project, re.MULTILINE)
-    return sources if ours and (sources / "builder.py").is_file() else None
+    is_tf_dgc = re.search(r'^name = "tf_dgc"$', project, re.MULTILINE)
+    return sources if is_tf_dgc and (sources / "builder.py").is_file() else None
 
 
-def _hash(sources: pathlib.Path) -> str:
-    """Return what `custom_ops/builder.py` stamps."""
+def _hash_sources(sources: pathlib.Path) -> str:
+    """Return the hash that `custom_ops/builder.py` writes into the stamp."""
     digest = hashlib.sha256()
     for path in sorted(sources.glob("*/*")):
-        if path.parent.name in _COMPILED and path.is_file():
+        if path.parent.name in _SOURCE_FOLDERS and path.is_file():
             digest.update(path.name.encode() + b"\0" + path.read_bytes())
     return digest.hexdigest()

@@ -1,4 +1,4 @@
-"""Saving a model that several workers train; see `tf_dgc.checkpoint.saving`."""
+"""Save a model that several workers train."""
 
 from tf_dgc.multiworker.saving import checkpoint_directory, save_model, save_weights
 

@@ -1,4 +1,4 @@
-"""Schedules of the sparsity."""
+"""Schedules of the sparsity, and of the period of local steps."""
 
 import abc
 import contextlib
@@ -27,11 +27,9 @@ __all__ = [
     "for_steps",
 ]
 
-# --- What schedules have in common.
-
 
 class Schedule(abc.ABC):
-    """A number by iteration, with a config."""
+    """A number as a function of the iteration, with a config."""
 
     @abc.abstractmethod
     def get_config(self) -> dict[str, Any]:
@@ -39,7 +37,7 @@ class Schedule(abc.ABC):
 
     @classmethod
     def from_config(cls, config: dict[str, Any]) -> Any:
-        """Build a schedule from `get_config`'s dictionary."""
+        """Create a schedule from the dictionary that `get_config` returns."""
         return cls(**config)
 
     def __repr__(self) -> str:
@@ -47,58 +45,32 @@ class Schedule(abc.ABC):
         return f"{type(self).__name__}({arguments})"
 
 
-def check_boundaries(boundaries: Sequence[int], values: Sequence) -> list[int]:
-    """Return boundaries as ints; raise `ValueError` unless they fit the values."""
-    given = boundary_list(boundaries)
-    fit = len(boundary_list(values)) == len(given) + 1 and all(map(is_whole, given))
-    if not fit or given != sorted(given) or min(given, default=0) < 0:
-        negative = unknown_length(min(given, default=0)) if fit else ""
-        raise ValueError(
-            "`boundaries` must be whole, 0 or more, ascending, and one fewer than "
-            f"`values`, a sequence too{negative}. "
-            f"Received: boundaries={show(boundaries)}, values={show(values)}"
-        )
-    return [int(b) for b in given]
-
-
-def boundary_list(values: Any) -> list:
-    """Return what a sequence, or an array, holds; nothing for what is none."""
-    return list(values) if np.iterable(values) and not isinstance(values, str) else []
-
-
-def stage_at(schedule: Any, iteration: tf.Tensor) -> tf.Tensor:
-    """Return how many of a schedule's boundaries an iteration has passed, int32."""
-    boundaries = tf.constant(schedule.boundaries, tf.int64)
-    passed = tf.cast(iteration, tf.int64) >= boundaries
-    return tf.reduce_sum(tf.cast(passed, tf.int32))
-
-
 class SparsitySchedule(Schedule):
-    """Sparsity by iteration, in the manner of Keras learning-rate schedules.
+    """Base class of sparsity schedules, like Keras's learning rate schedules.
 
-    Subclasses implement `__call__` and `get_config`, and are made loadable with
-    `keras.saving.register_keras_serializable`.
+    Subclasses implement `__call__` and `get_config`. Register them with
+    `keras.saving.register_keras_serializable` to load saved optimizers.
     """
 
     @abc.abstractmethod
     def __call__(self, iteration: tf.Tensor) -> tf.Tensor:
-        """Return the sparsity, a scalar in [0, 1), at a scalar integer iteration."""
+        """Return the sparsity, a scalar in [0, 1), at an iteration, a scalar int64."""
 
     @property
     def smallest(self) -> float:
-        """The least sparsity there may be.
+        """The smallest sparsity the schedule may return; 0 if unknown.
 
-        XLA makes room for as many entries. A step that goes dense at none is traced
-        without that, and takes no longer than by a number. At a value below it the
-        step ends with an error.
+        XLA reserves memory for that many entries. If no step is dense at this sparsity,
+        dense steps are not traced, and steps are as fast as with a constant. If the
+        schedule returns a smaller value, the step raises an error.
         """
         return 0.0
 
     @property
     def final(self) -> float | None:
-        """The sparsity it comes to; None for what it begins with.
+        """The sparsity that the schedule reaches; None for that of iteration 0.
 
-        By it follows how much of an Adam's momentum is left beside waiting, and what
+        It determines how much of an Adam's momentum is corrected, and which algorithm
         `exchange="auto"` chooses.
         """
         return None
@@ -113,22 +85,21 @@ class PiecewiseConstantSparsity(SparsitySchedule):
         values: sparsities in [0, 1).
 
     Raises:
-        ValueError: for lengths, order or values other than that.
+        ValueError: for other lengths, order or values.
     """
 
     def __init__(self, boundaries: Sequence[int], values: Sequence[float]):
-        self.boundaries = check_boundaries(boundaries, values)
+        self.boundaries = _check_boundaries(boundaries, values)
         self.values = [check_sparsity(v, "values") for v in values]
 
     def __call__(self, iteration: tf.Tensor) -> tf.Tensor:
         """Return the sparsity, scalar float64."""
-        return tf.gather(
-            tf.constant(self.values, tf.float64), stage_at(self, iteration)
-        )
+        values = tf.constant(self.values, tf.float64)
+        return tf.gather(values, _stage_at(self.boundaries, iteration))
 
     @property
     def smallest(self) -> float:
-        """The least of `values`."""
+        """The smallest of `values`."""
         return min(self.values)
 
     @property
@@ -148,10 +119,10 @@ class WarmupSparsity(SparsitySchedule):
     For fewer than 15,000 steps use `tf_dgc.dgc_for_steps`.
 
     Args:
-        warmup_steps: iterations until the final sparsity is reached, shared evenly
-            among the stages (the paper takes 4 epochs, one per stage).
-        final_sparsity: sparsity afterwards, in [0, 1); default 0.999.
-        stages: sparsities before, in [0, 1); the default is the paper's.
+        warmup_steps: iterations until the final sparsity is reached, divided evenly
+            among the stages (4 epochs in the paper, one per stage).
+        final_sparsity: sparsity after the warm-up, in [0, 1); default 0.999.
+        stages: sparsities during the warm-up, in [0, 1); the default is the paper's.
 
     Raises:
         ValueError: if `warmup_steps` is not whole or below 1, there are no stages, or a
@@ -168,8 +139,7 @@ class WarmupSparsity(SparsitySchedule):
         final_sparsity: float = 0.999,
         stages: Sequence[float] = (0.75, 0.9375, 0.984375, 0.996),
     ):
-        there = len(boundary_list(stages)) > 0
-        if not is_whole(warmup_steps) or warmup_steps < 1 or not there:
+        if not is_whole(warmup_steps) or warmup_steps < 1 or not _as_list(stages):
             raise ValueError(
                 "`warmup_steps` must be a whole number of iterations, 1 or more, and "
                 "`stages` at least one sparsity. Without warm-up, pass the sparsity "
@@ -180,12 +150,12 @@ class WarmupSparsity(SparsitySchedule):
         self.warmup_steps = int(warmup_steps)
         self.final_sparsity = check_sparsity(final_sparsity, "final_sparsity")
         self.stages = [check_sparsity(s, "stages") for s in stages]
-        ends = [
+        boundaries = [
             math.ceil(self.warmup_steps * (i + 1) / len(self.stages))
             for i in range(len(self.stages))
         ]
         self._piecewise = PiecewiseConstantSparsity(
-            ends, [*self.stages, self.final_sparsity]
+            boundaries, [*self.stages, self.final_sparsity]
         )
 
     def __call__(self, iteration: tf.Tensor) -> tf.Tensor:
@@ -194,7 +164,7 @@ class WarmupSparsity(SparsitySchedule):
 
     @property
     def smallest(self) -> float:
-        """The least of all stages."""
+        """The smallest sparsity of all stages."""
         return self._piecewise.smallest
 
     @property
@@ -212,30 +182,82 @@ class WarmupSparsity(SparsitySchedule):
 
 
 def for_steps(steps: int) -> float:
-    """Return the sparsity by which an entry is sent 15 times in a run, on average.
+    """Return the sparsity at which an entry is sent 15 times in a run, on average.
 
-    What is not sent in time never reaches the model. It is `1 - 15 / steps`, 75 % at
-    the least and 99.9 %, that of 15,000 steps and more, at the most.
+    An entry that is still unsent at the end of training never reaches the model. The
+    sparsity is `1 - 15 / steps`, but at least 75 % and at most 99.9 %, which 15,000
+    steps and more have.
 
     Args:
-        steps: number of steps of the optimizer in which a model is trained, 1 or more;
-            with `gradient_accumulation_steps` those are fewer than those of `fit`.
+        steps: number of optimizer steps in the run, 1 or more; with
+            `gradient_accumulation_steps` these are fewer than the steps of `fit`.
     """
     density = 15 / check_steps("steps", steps)
     return 1 - min(0.25, max(0.001, density))
 
 
-# --- Asking: a sparsity that may be a number or any callable of the iteration.
+@keras.saving.register_keras_serializable(package="tf_dgc")
+class PiecewiseConstantPeriod(Schedule):
+    """Number of local steps in a round, for `LocalOptimizer(period=...)`.
 
-_ROUNDED = 1e-7  # that a float32 may be off
+    `values[i]`, if the round begins with a step in `[boundaries[i-1], boundaries[i])`.
+
+    Args:
+        boundaries: ascending numbers of steps, one fewer than `values`.
+        values: periods, whole numbers of steps, 1 or more.
+
+    Raises:
+        ValueError: for other lengths, order or values.
+    """
+
+    def __init__(self, boundaries: Sequence[int], values: Sequence[int]):
+        self.boundaries = _check_boundaries(boundaries, values)
+        self.values = [check_period(v, "values") for v in values]
+
+    def __call__(self, step: tf.Tensor) -> tf.Tensor:
+        """Return the period, scalar int64."""
+        values = tf.constant(self.values, tf.int64)
+        return tf.gather(values, _stage_at(self.boundaries, step))
+
+    def get_config(self) -> dict[str, Any]:
+        """Return the constructor's arguments."""
+        return {"boundaries": self.boundaries, "values": self.values}
+
+
+def _check_boundaries(boundaries: Any, values: Any) -> list[int]:
+    """Return boundaries as ints; raise `ValueError` unless they match the values."""
+    numbers = _as_list(boundaries)
+    valid = len(_as_list(values)) == len(numbers) + 1 and all(map(is_whole, numbers))
+    if not valid or numbers != sorted(numbers) or min(numbers, default=0) < 0:
+        negative = unknown_length(min(numbers, default=0)) if valid else ""
+        raise ValueError(
+            "`boundaries` must be whole, 0 or more, ascending, and one fewer than "
+            f"`values`, which must be a sequence{negative}. "
+            f"Received: boundaries={show(boundaries)}, values={show(values)}"
+        )
+    return [int(b) for b in numbers]
+
+
+def _as_list(values: Any) -> list:
+    """Return the elements of a sequence or array; an empty list for other values."""
+    return list(values) if np.iterable(values) and not isinstance(values, str) else []
+
+
+def _stage_at(boundaries: list[int], iteration: tf.Tensor) -> tf.Tensor:
+    """Return how many boundaries an iteration has passed, scalar int32."""
+    passed = tf.cast(iteration, tf.int64) >= tf.constant(boundaries, tf.int64)
+    return tf.reduce_sum(tf.cast(passed, tf.int32))
+
+
+# A sparsity is a float, or any callable of the iteration.
 
 
 class ScheduledSparsity(NamedTuple):
-    """What a schedule says of a step.
+    """A schedule's sparsity in one step.
 
     Attributes:
         now: sparsity of the step, scalar float64.
-        least: the least that it ever is.
+        least: the smallest sparsity that the schedule may return.
     """
 
     now: tf.Tensor
@@ -245,9 +267,9 @@ class ScheduledSparsity(NamedTuple):
 def get_sparsity(sparsity: Any) -> float | Callable[[tf.Tensor], tf.Tensor]:
     """Return a valid sparsity: a float in [0, 1), or a schedule.
 
-    A schedule is any callable of the iteration. Before the first step it is called at
-    iteration 0 alone, so that a wrong one is found when the optimizer is made, and it
-    is traced, where workers compare theirs; and it is checked at every step.
+    A schedule is any callable of the iteration. It is called here at iteration 0, so
+    that errors are raised when the optimizer is created, traced once to compare the
+    workers' schedules, and checked in every step.
 
     Raises:
         ValueError: for anything else.
@@ -256,70 +278,67 @@ def get_sparsity(sparsity: Any) -> float | Callable[[tf.Tensor], tf.Tensor]:
         sparsity = keras.saving.deserialize_keras_object(sparsity)
     if not callable(sparsity):
         return check_sparsity(sparsity)
-    first_sparsity(sparsity)
+    _first_sparsity(sparsity)
     final_sparsity(sparsity)
     smallest_sparsity(sparsity)
     return sparsity
 
 
 def sparsity_config(sparsity: float | Callable) -> Any:
-    """Return what `get` makes the same sparsity of, for a config."""
+    """Return a config from which `get_sparsity` creates the same sparsity."""
     if callable(sparsity):
         return keras.saving.serialize_keras_object(sparsity)
     return sparsity
 
 
 def smallest_sparsity(sparsity: float | Callable) -> float:
-    """Return the least that a sparsity may be; 0 if a schedule does not say."""
+    """Return a sparsity's lower bound; 0 for a schedule without `smallest`."""
     if callable(sparsity):
         return check_sparsity(getattr(sparsity, "smallest", 0.0), "smallest")
     return sparsity
 
 
 def final_sparsity(sparsity: float | Callable) -> float:
-    """Return what a sparsity comes to, for what is decided before the first step.
+    """Return the sparsity that a run reaches, for decisions before the first step.
 
-    How long a run is, and up to which iteration a schedule knows an answer, only the
-    user knows, so it is not asked. It says so by an attribute `final`, which functions
-    may have too; of those that do not say it is what they begin with.
+    That is the schedule's attribute `final`, which functions may have too, and for
+    other schedules the sparsity at iteration 0. Later iterations are not evaluated, as
+    neither the run length nor the schedule's domain is known.
     """
     if not callable(sparsity):
         return sparsity
-    stated = getattr(sparsity, "final", None)
-    if stated is not None:
-        return check_sparsity(stated, "final")
-    ends = _ENDS.get(type(sparsity))
-    end = ends(sparsity) if ends else None
-    # Of Keras's one, a run may be over before it leaves what a sparsity can be.
-    return first_sparsity(sparsity) if end is None or not 0 <= end < 1 else end
+    final = getattr(sparsity, "final", None)
+    if final is not None:
+        return check_sparsity(final, "final")
+    # Keras's schedules of learning rates have no `final`.
+    schedule: Any = sparsity
+    if type(schedule) is keras.optimizers.schedules.PiecewiseConstantDecay:
+        final = schedule.values[-1]
+    elif type(schedule) is keras.optimizers.schedules.PolynomialDecay:
+        final = schedule.end_learning_rate
+    # A run may end before a Keras schedule leaves [0, 1).
+    return _first_sparsity(sparsity) if final is None or not 0 <= final < 1 else final
 
 
-# Of learning rates, which do not say it themselves.
-_ENDS: dict[type, Callable[[Any], float]] = {
-    keras.optimizers.schedules.PiecewiseConstantDecay: lambda given: given.values[-1],
-    keras.optimizers.schedules.PolynomialDecay: lambda given: given.end_learning_rate,
-}
-
-
-def first_sparsity(schedule: Callable[[tf.Tensor], tf.Tensor]) -> float:
-    """Return what a schedule begins with, or raise `ValueError` as for a number."""
-    with tf.init_scope():  # while a step may be traced
+def _first_sparsity(schedule: Callable[[tf.Tensor], tf.Tensor]) -> float:
+    """Return a schedule's sparsity at iteration 0, or raise `ValueError`."""
+    with tf.init_scope():  # a step may be being traced
         value = schedule(tf.constant(0, tf.int64))
-        # What is no number is refused as it is.
+        # Values that are no numbers are rejected by the check.
         with contextlib.suppress(TypeError, ValueError):
             value = float(value)
     return check_sparsity(value, "sparsity(0)")
 
 
 def sparsity_at(sparsity: float | Callable, iteration: tf.Tensor) -> float | tf.Tensor:
-    """Return the sparsity of this step: the float, or the schedule's value now."""
+    """Return the sparsity of a step: a float, or a schedule's value, scalar float64."""
     return schedule_value(sparsity, iteration) if callable(sparsity) else sparsity
 
 
 def sparsity_of_step(
     sparsity: float | Callable, iteration: tf.Tensor
 ) -> float | ScheduledSparsity:
-    """Return the sparsity of a step: the float, or what the schedule says of it."""
+    """Return the sparsity of a step, with a schedule's lower bound."""
     if not callable(sparsity):
         return sparsity
     return ScheduledSparsity(
@@ -327,73 +346,48 @@ def sparsity_of_step(
     )
 
 
+_FLOAT32_ERROR = 1e-7  # of a sparsity
+
+
 def schedule_value(
     schedule: Callable[[tf.Tensor], tf.Tensor], iteration: tf.Tensor
 ) -> tf.Tensor:
-    """Evaluate a schedule inside a training step, refusing values outside [0, 1).
-
-    And those below what it says is its least, for which there may be no room.
+    """Evaluate a sparsity schedule in a training step, scalar float64.
 
     Raises:
-        tf.errors.InvalidArgumentError: on every worker alike, at the iteration where
-            the schedule returns such a value or NaN.
+        tf.errors.InvalidArgumentError: on all workers, if the value is NaN, 1 or more,
+            or below the schedule's `smallest`, for which memory may be missing.
     """
-    value, least = schedule(iteration), smallest_sparsity(schedule)
-    # A number of Python is a float32 to TensorFlow, and may be less than it was.
+    value, smallest = schedule(iteration), smallest_sparsity(schedule)
+    # TensorFlow would round a Python float to float32.
     value = tf.convert_to_tensor(
         value, tf.float64 if isinstance(value, float) else None
     )
     if value.dtype != tf.float64:
         value = tf.cast(value, tf.float64)
-        value = tf.where(abs(value - least) < _ROUNDED, tf.maximum(value, least), value)
-    valid = tf.logical_and(value >= least, value < 1)
+        rounded = abs(value - smallest) < _FLOAT32_ERROR
+        value = tf.where(rounded, tf.maximum(value, smallest), value)
+    valid = tf.logical_and(value >= smallest, value < 1)
     check = tf.debugging.Assert(
         valid,
-        [f"the sparsity schedule must return a number in [{least:g}, 1), but returned",
-         value, "at iteration", iteration],
+        [f"the sparsity schedule must return a number in [{smallest:g}, 1), but "
+         "returned", value, "at iteration", iteration],
     )  # fmt: skip
     with tf.control_dependencies([check] if check is not None else []):
         return tf.identity(value)
 
 
-# --- Schedules of the period: local steps from one exchange to the next.
+# A period is an int, or any callable of the step with which a round begins.
 
 
-@keras.saving.register_keras_serializable(package="tf_dgc")
-class PiecewiseConstantPeriod(Schedule):
-    """Local steps of a round, for `LocalOptimizer(period=...)`.
-
-    `values[i]`, if the round begins with a step in `[boundaries[i-1], boundaries[i])`.
-
-    Args:
-        boundaries: ascending numbers of steps, one fewer than `values`.
-        values: periods, whole numbers of steps, 1 or more.
-
-    Raises:
-        ValueError: for lengths, order or values other than that.
-    """
-
-    def __init__(self, boundaries: Sequence[int], values: Sequence[int]):
-        self.boundaries = check_boundaries(boundaries, values)
-        self.values = [check_period(v, "values") for v in values]
-
-    def __call__(self, step: tf.Tensor) -> tf.Tensor:
-        """Return the period, scalar int64."""
-        return tf.gather(tf.constant(self.values, tf.int64), stage_at(self, step))
-
-    def get_config(self) -> dict[str, Any]:
-        """Return the constructor's arguments."""
-        return {"boundaries": self.boundaries, "values": self.values}
-
-
-def check_period(value: Any, what: str = "period") -> int:
-    """Return `value` as an int, or raise `ValueError` unless it is whole, 1 or more."""
-    unit = " of local steps from one exchange to the next (1: in every step)"
-    return check_steps(what, value, 1, unit)
+def check_period(value: Any, name: str = "period") -> int:
+    """Return a period as an int; raise `ValueError` unless it is whole, 1 or more."""
+    unit = " of local steps in a round (1: synchronize in every step)"
+    return check_steps(name, value, 1, unit)
 
 
 def get_period(period: Any) -> int | Callable[[tf.Tensor], tf.Tensor]:
-    """Return a valid period, an int or a schedule, as `get` does a sparsity.
+    """Return a valid period: an int, or a schedule.
 
     Raises:
         ValueError: for anything else.
@@ -403,7 +397,7 @@ def get_period(period: Any) -> int | Callable[[tf.Tensor], tf.Tensor]:
     if not callable(period):
         return check_period(period)
     first = period(tf.constant(0, tf.int64))
-    # What is no number is refused as it is.
+    # Values that are no numbers are rejected by the check.
     with contextlib.suppress(AttributeError, TypeError, ValueError):
         first = tf.convert_to_tensor(first).numpy().item()
     check_period(first, "period(0)")
@@ -411,84 +405,83 @@ def get_period(period: Any) -> int | Callable[[tf.Tensor], tf.Tensor]:
 
 
 def period_at(schedule: Callable[[tf.Tensor], tf.Tensor], step: tf.Tensor) -> tf.Tensor:
-    """Evaluate a schedule of the period inside a training step, scalar int64.
+    """Evaluate a schedule of the period in a training step, scalar int64.
 
     Raises:
-        tf.errors.InvalidArgumentError: on every worker alike, for a period that is
-            below 1, or not whole.
+        tf.errors.InvalidArgumentError: on all workers, for a period that is below 1 or
+            not whole.
     """
-    given = tf.convert_to_tensor(schedule(step))
-    value = tf.cast(given, tf.int64)
-    whole = tf.equal(tf.cast(value, given.dtype), given)
+    value = tf.convert_to_tensor(schedule(step))
+    period = tf.cast(value, tf.int64)
+    whole = tf.equal(tf.cast(period, value.dtype), value)
     check = tf.debugging.Assert(
-        tf.logical_and(whole, value >= 1),
+        tf.logical_and(whole, period >= 1),
         ["the schedule of the period must return a whole number, 1 or more, but "
-         "returned", given, "at step", step],
+         "returned", value, "at step", step],
     )  # fmt: skip
     with tf.control_dependencies([check] if check is not None else []):
-        return tf.identity(value)
+        return tf.identity(period)
 
 
-# --- Comparing: whether schedules of several workers are the same.
-#
-# The config of a function is its name, and there may be others of that name. At which
-# iterations it has an answer only the user knows, so it is traced, and asked for none.
+# Fingerprints compare the schedules of several workers. The config of a function is its
+# name, which other functions may have, and the iterations for which it is defined are
+# unknown. So it is traced, and not called.
 
-_NAMES = "container", "shared_name"  # of tables and variables, as they were made
+# Attributes of tables and variables that depend on the order of their creation.
+_CREATION_ATTRIBUTES = ("container", "shared_name")
 
 
 def schedule_fingerprint(schedule: Callable[[tf.Tensor], Any]) -> int:
-    """Return a CRC-32 of the operations and constants that a schedule is made of.
+    """Return a CRC-32 of the operations and constants of a schedule.
 
-    Not of their names, which depend on what was traced before.
+    Names of operations are left out, as they depend on earlier traces.
 
     Args:
         schedule: function of the iteration, a scalar int64 tensor.
 
     Returns:
-        The number; 0 if it cannot be traced, but only be called.
+        The CRC-32; 0 for a function that can be called but not traced.
     """
 
-    def asked(iteration: tf.Tensor) -> tf.Tensor:
+    def value(iteration: tf.Tensor) -> tf.Tensor:
         return tf.convert_to_tensor(schedule(iteration))
 
     try:
         with tf.init_scope():
-            traced = tf.function(asked).get_concrete_function(
+            traced = tf.function(value).get_concrete_function(
                 tf.TensorSpec([], tf.int64)
             )
-    except Exception:  # whatever a user's function raises where it is not eager
+    except Exception:  # a user's function may raise anything when it is traced
         return 0
     graph = traced.graph.as_graph_def()
     functions = {f.signature.name: f.node_def for f in graph.library.function}
-    return zlib.crc32(repr(_describe(graph.node, functions)).encode())
+    return zlib.crc32(repr(_describe_nodes(graph.node, functions)).encode())
 
 
-def _describe(nodes: Iterable[Any], functions: Mapping[str, Any]) -> list[tuple]:
-    """Return of each node its operation, attributes, and the places of its inputs."""
+def _describe_nodes(nodes: Iterable[Any], functions: Mapping[str, Any]) -> list[tuple]:
+    """Return each node's operation, attributes, and the indices of its inputs."""
     nodes = list(nodes)
-    places = {node.name: place for place, node in enumerate(nodes)}
+    indices = {node.name: index for index, node in enumerate(nodes)}
     return [
         (
             node.op,
-            [(n, _value(node.attr[n], functions)) for n in _compared(node)],
-            [places.get(name.lstrip("^").split(":")[0], -1) for name in node.input],
+            [
+                (name, _describe_attribute(node.attr[name], functions))
+                for name in sorted(node.attr)
+                if name[0] != "_" and name not in _CREATION_ATTRIBUTES
+            ],
+            [indices.get(name.lstrip("^").split(":")[0], -1) for name in node.input],
         )
         for node in nodes
     ]
 
 
-def _compared(node: Any) -> list[str]:
-    """Return the attributes of a node that say what it does, sorted."""
-    return sorted(n for n in node.attr if n[0] != "_" and n not in _NAMES)
-
-
-def _value(attribute: Any, functions: Mapping[str, Any]) -> Any:
-    """Return what an attribute is, of functions what they do."""
+def _describe_attribute(attribute: Any, functions: Mapping[str, Any]) -> Any:
+    """Return an attribute's CRC-32, or the nodes of the functions that it names."""
     called = [attribute.func, *attribute.list.func]
     names = [function.name for function in called if function.name]
     if not names:
         return zlib.crc32(attribute.SerializeToString())
-    # One that calls itself is described once, and as nothing within.
-    rest = {name: nodes for name, nodes in functions.items() if name not in names}
-    return [_describe(functions.get(name, []), rest) for name in names]
+    # A recursive function is described once, and as empty within itself.
+    others = {name: nodes for name, nodes in functions.items() if name not in names}
+    return [_describe_nodes(functions.get(name, []), others) for name in names]

@@ -7,7 +7,7 @@ from typing import NamedTuple
 from common import distance, network, progress
 from common.cluster import Cluster
 from tf_dgc.advice import advise, prediction, timing
-from tf_dgc.advice.timing import Timed
+from tf_dgc.advice.timing import StepTiming
 from tf_dgc.collectives import RequestSize
 
 KEYS = ["model", "workers", "link", "method"]
@@ -75,7 +75,7 @@ def _together(candidate, answers):
         for answer in answers
     )
     merges = answers[0]["timed"][name]["merges"]
-    return Timed(candidate, ratio * slowest, lambda _: asked, merges)
+    return StepTiming(candidate, ratio * slowest, lambda _: asked, merges)
 
 
 def _rows(timed, number, text, speeds):
@@ -94,7 +94,7 @@ def _rows(timed, number, text, speeds):
             "method": p.name,
             "exchange": p.exchange,
             "predicted_ms": 1000 * p.seconds,
-            "alone_ms": 1000 * p.timed.seconds,
+            "alone_ms": 1000 * p.timing.seconds,
             "advised": "*" if p is best else "",
         }
         for p in some

@@ -16,6 +16,7 @@ import numpy as np
 import tensorflow as tf
 
 from common import kernels
+from tf_dgc import compressors
 
 _SPARSE = ["g r -> r p"]
 _SCALED = ["g r ->", "g r -> r p"]
@@ -71,6 +72,16 @@ _OTHER_UPDATE = {
 }
 
 
+def compress_passes(name):
+    """Return the passes of compressing: by default one, over gradient and residual."""
+    if name in COMPRESS:
+        return COMPRESS[name]
+    if name not in compressors.METHODS:
+        return None  # an optimizer without compression
+    feedback = compressors.METHODS[name].error_feedback in ("required", "default")
+    return _SPARSE if feedback else ["g -> p"]
+
+
 class Floors:
     """The floors of a method, to be timed in turn with it.
 
@@ -90,8 +101,8 @@ class Floors:
         self._library = kernels.load()
         self._arrays = {}
         self._passes = {"update": _OTHER_UPDATE.get(name, _UPDATE)}
-        if name in COMPRESS:
-            self._passes |= {"compress": COMPRESS[name]}
+        if compress := compress_passes(name):
+            self._passes |= {"compress": compress}
             self._passes |= {"decode": _OTHER_DECODE.get(name, _DECODE)}
 
     def function(self, part, num_workers=1):

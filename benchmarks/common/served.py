@@ -33,8 +33,8 @@ class Server:
 
     def __init__(self, task):
         self._transport = rpc.Server(task.server, 2 * task.num_workers)
-        say = {"say": lambda line: print(line, flush=True)}
-        limits = Limits.of_environment()
+        say = {"log": lambda line: print(line, flush=True)}
+        limits = Limits.from_environment()
         self._loop = ServerLoop(self._transport, task.num_workers, limits, **say)
         self._service = self._loop.runs.service(0)
         self._serves = threading.Thread(target=self._loop.run, daemon=True)
@@ -55,13 +55,13 @@ class Server:
         """Return what has been done so far."""
         del request
         service = self._service
-        if not (self._serves.is_alive() or service.is_done):
+        if not (self._serves.is_alive() or service.is_finished):
             raise RuntimeError("the server has ended, by what stands above")
         model = service.model
         if model is None:
             return {}
         ages = {str(age): number for age, number in model.ages.items()}
-        return {"updates": model.clock, "ages": ages, "late": service.pushes.late}
+        return {"updates": model.clock, "ages": ages, "late": service.pushes.num_late}
 
 
 class Worker:

@@ -47,7 +47,7 @@ class Worker:
         timed = {
             t.candidate.name: {
                 "seconds": t.seconds,
-                "asked": t.asked(number),
+                "asked": t.requests(number),
                 "merges": t.merges,
             }
             for t in found

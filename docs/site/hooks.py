@@ -1,6 +1,8 @@
-"""Hooks of the site: the README is its first page, and links stay within it.
+"""Hooks of the site: its first page, links to files, and the list of methods.
 
-Those to other files lead into the repository, if `repo_url` of mkdocs.yml is set.
+The README is the first page. Links to files that are no pages lead into the repository,
+if `repo_url` of mkdocs.yml is set. `<!-- methods -->` becomes the entries of all
+compression methods.
 """
 
 import pathlib
@@ -10,6 +12,17 @@ from mkdocs.structure.files import File
 
 _ROOT = pathlib.Path(__file__).parents[2]
 _LINK = re.compile(r"\[([^\]]*)\]\((?!https?:|#|mailto:)([^)\s#]*)(#[^)\s]*)?\)")
+
+
+def add_methods(markdown):
+    """Replace `<!-- methods -->` with an entry for each compression method."""
+    if "<!-- methods -->" not in markdown:
+        return markdown
+    from tf_dgc.compressors import METHODS
+
+    methods = sorted(METHODS.values(), key=lambda method: method.__name__.lower())
+    entries = [f"::: {method.__module__}.{method.__name__}" for method in methods]
+    return markdown.replace("<!-- methods -->", "\n".join(entries))
 
 
 def on_files(files, config):
@@ -33,6 +46,7 @@ def on_page_markdown(markdown, page, config, files):
     """Change links to what is no page, such as a source file."""
     if page.file.src_uri == "index.md":
         return markdown
+    markdown = add_methods(markdown)
     folder = (pathlib.Path(config["docs_dir"]) / page.file.src_uri).parent
 
     def kept(match):

@@ -5,7 +5,7 @@ import math
 import pytest
 
 from tf_dgc.advice import prediction, timing
-from tf_dgc.advice.timing import Timed
+from tf_dgc.advice.timing import StepTiming
 from tf_dgc.collectives import LinkSpeeds, Rank, RequestSize, Ring, predict_seconds
 from tf_dgc.collectives.algorithm import run_together
 from tf_dgc.collectives.requests import SendRecv
@@ -24,7 +24,7 @@ def timed(name, seconds, kind, num_bytes):
         else (0, timing.find_candidates([])[0])
     )
     asked = [RequestSize(kind, num_bytes)]
-    return Timed(found, seconds, lambda _: asked, merges=name in ("dgc", "top_k"))
+    return StepTiming(found, seconds, lambda _: asked, merges=name in ("dgc", "top_k"))
 
 
 DENSE = timed("dense", 0.1, "sum", 100 * MILLION)

@@ -11,7 +11,7 @@ import tf_dgc
 from tf_dgc._internals import tf_collectives
 from tf_dgc.collectives import background
 from tf_dgc.collectives.background import BackgroundReduction
-from tf_dgc.multiworker.positions import Position, describe_positions
+from tf_dgc.multiworker.positions import Position, describe_position
 
 
 @pytest.fixture
@@ -99,7 +99,7 @@ def test_who_is_not_waited_for_counts_as_finished(lane, monkeypatch):
     lane._met = True
     assert lane.count() == {(number, 0, 1): [8, 7]}
     position = Position({(number, 0, 1): (8, 7)}, False, "here")
-    assert describe_positions(position) == "collective 8 in the background"
+    assert describe_position(position) == "collective 8 in the background"
     assert position.waits_for(1)
     assert Position.from_json(position.to_json()) == position
 

@@ -73,9 +73,12 @@ def swap(partner):
 @pytest.mark.parametrize(
     ("messages", "said"),
     [
-        ([[one((0, 1))], [one()]], "must ask for the same. Received"),
+        ([[one((0, 1))], [one()]], "must make the same request. Received"),
         ([[one((1,))], [one((1,))]], "must name workers in ascending order"),
-        ([[one()], [AllGather(words_of([1.0]))]], "must ask for the same. Received"),
+        (
+            [[one()], [AllGather(words_of([1.0]))]],
+            "must make the same request. Received",
+        ),
         ([[swap(1)], [one()]], "by both workers"),
         ([[swap(1)], [swap(1)]], "by both workers"),
         ([[swap(2)], [swap(0)]], "by both workers"),

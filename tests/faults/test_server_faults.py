@@ -96,7 +96,7 @@ def test_a_synchronous_run_ends_with_the_name_of_who_is_gone(record, number):
         since = time.monotonic()
         served.workers[2].process.send_signal(number)
         fault = f"{number.name} to worker 2 of a server, sync"
-        named = "worker 2 does not respond, for 6 s"
+        named = "worker 2 has not responded for 6 s"
         expect_to_end(served, [0, 1], named, since, 6 + MARGIN, record, fault)
         assert served.server.wait(MARGIN) == 0
 
@@ -108,7 +108,7 @@ def test_others_go_on_and_another_process_joins(record, mode, number):
     with Served(mode) as served:
         served.wait_for_steps()
         served.workers[2].process.send_signal(number)
-        served.server.wait_for("worker 2 does not respond", 6 + MARGIN)
+        served.server.wait_for("worker 2 has not responded", 6 + MARGIN)
         expect_going_on(served.workers[:2])
         joined = served.begin(2)
         joined.wait_for("step 5 ", 90)
@@ -190,7 +190,7 @@ def test_a_worker_of_two_servers_is_killed_and_another_process_joins():
         served.wait_for_steps()
         served.workers[2].process.send_signal(signal.SIGKILL)
         for server in [*served.other_servers, served.server]:
-            server.wait_for("worker 2 does not respond", 6 + MARGIN)
+            server.wait_for("worker 2 has not responded", 6 + MARGIN)
         expect_going_on(served.workers[:2])
         joined = served.begin(2)
         joined.wait_for("step 5 ", 90)
@@ -203,7 +203,7 @@ def test_the_last_worker_is_killed_and_another_process_goes_on():
         served.wait_for_steps()
         served.workers[0].process.send_signal(signal.SIGKILL)
         _, clock = count(served.workers[0])
-        served.server.wait_for("worker 0 does not respond", 6 + MARGIN)
+        served.server.wait_for("worker 0 has not responded", 6 + MARGIN)
         joined = served.begin(0)
         assert joined.wait(120) == 0, joined.output()
         assert count(joined)[1] >= clock + 40
@@ -241,7 +241,7 @@ def test_the_server_goes_on_from_its_checkpoint_when_all_are_started_again(tmp_p
             if "serve" in process.cmdline()
         ]
         server.kill()
-        launcher.wait_for("goes on from", 90)
+        launcher.wait_for("resumes from", 90)
         assert launcher.wait(180) == 0, launcher.output()
     finally:
         worker_processes.end_processes([launcher.process])
@@ -259,5 +259,5 @@ def test_a_killed_worker_ends_nobody_else():
     with Served("backup") as served:
         served.wait_for_steps()
         served.workers[2].process.send_signal(signal.SIGKILL)
-        served.server.wait_for("worker 2 does not respond", 6 + MARGIN)
+        served.server.wait_for("worker 2 has not responded", 6 + MARGIN)
         expect_going_on(served.workers[:2])

@@ -187,7 +187,7 @@ def test_behind_weights_that_were_set_copies_are_these(strategies):
         used.variables, initial_weights("float64", SHAPES), strict=True
     ):
         variable.assign(value)
-    used.optimizer.weights_were_set()
+    used.optimizer.restart_round()
     for gradients in steps[3:]:
         used.step(gradients)
         fresh.step(gradients)

@@ -235,7 +235,7 @@ def test_weights_that_are_set_replace_what_is_under_way(strategies):
     before, more = make_steps(2, 3), make_steps(2, 5)
     for gradients in before:
         trainer.step(gradients)
-    trainer.optimizer.weights_were_set()
+    trainer.optimizer.restart_round()
     for variable, value in zip(
         trainer.variables, initial_weights(shapes=SHAPES), strict=True
     ):
@@ -387,14 +387,14 @@ def test_config_round_trip(settings):
     [
         ({"delay": -1}, "`delay` must be a whole number of steps"),
         ({"delay": 1.5}, "`delay` must be a whole number of steps"),
-        ({"delay": 4}, "at the most, here 3"),
+        ({"delay": 4}, "at most `period / parts`, here 3"),
         ({"parts": 0}, "`parts` must be a whole number of parts"),
         ({"parts": 2}, "that `parts` divides"),
-        ({"parts": 3, "delay": 2}, "at the most, here 1"),
+        ({"parts": 3, "delay": 2}, "at most `period / parts`, here 1"),
         ({"parts": 3, "delay": 0}, "so pass a `delay`"),
         ({"period": lambda step: 4, "parts": 2}, "that `parts` divides"),
-        ({"parts": 3, "compressor": "global_top_k"}, "cannot take turns"),
-        ({"exchange": tf_dgc.collectives.Gossip("ring")}, "no mean that could come"),
+        ({"parts": 3, "compressor": "global_top_k"}, "cannot be exchanged in parts"),
+        ({"exchange": tf_dgc.collectives.Gossip("ring")}, "there is no mean to delay"),
         (
             {"parts": 3, "outer": keras.optimizers.SGD(1.0, use_ema=True)},
             "Use `parts=1`, or no `use_ema`",
@@ -403,8 +403,8 @@ def test_config_round_trip(settings):
             {"parts": 3, "outer": O.serialize(O.SGD(1.0, use_ema=True))},
             "Use `parts=1`, or no `use_ema`",
         ),
-        ({"parts": 3, "outer": O.SGD(1.0, global_clipnorm=1.0)}, "of all tensors"),
-        ({"parts": 3, "outer": "nadam"}, "which with `parts` it would take"),
+        ({"parts": 3, "outer": O.SGD(1.0, global_clipnorm=1.0)}, "norm of all tensors"),
+        ({"parts": 3, "outer": "nadam"}, "once for each part"),
     ],
 )
 def test_what_cannot_be_is_refused(settings, message):

@@ -95,7 +95,7 @@ def test_an_error_restores_the_weights(within, where):
         loop(*data, verbose=0, callbacks=[callback])
     assert_equal(seen, [[w, w] for w in anchor(within)])
     assert_equal(copies(within), before)
-    assert not within.optimizer._shown.hidden
+    assert not within.optimizer._swapped_weights.own_values
 
 
 def test_weights_that_are_set_begin_a_round(strategies):
@@ -129,7 +129,7 @@ def test_the_best_weights_are_those_that_were_measured(strategies):
         callbacks=[note, worst],
     )  # fmt: skip
     assert len(seen) == 2
-    assert model.optimizer._differs() is False
+    assert model.optimizer._weights_differ() is False
     assert_equal(copies(model), [[w, w] for w in model.get_weights()])
     found = model.evaluate(X, Y, batch_size=32, verbose=0)
     np.testing.assert_allclose(found, max(seen), rtol=1e-6)
@@ -248,11 +248,11 @@ def test_at_a_consensus_nothing_is_changed(strategies):
         pass
     fit(model, PERIOD)
     with optimizer.agreed():
-        assert not optimizer._shown.hidden
+        assert not optimizer._swapped_weights.own_values
     fit(model, 1)
     before = copies(model)
     with tf_dgc.multiworker.consensus_weights.consensus_weights(model, "save"):
-        assert optimizer._shown.hidden
+        assert optimizer._swapped_weights.own_values
     assert_equal(copies(model), before)
 
 
@@ -337,11 +337,7 @@ def test_a_sketch_has_the_length_of_what_it_is_of():
     rng = np.random.default_rng(0)
     values = rng.normal(size=(150, 41)).astype("float32") * rng.pareto(3, (150, 41))
     lengths = [
-        float(
-            tf.norm(
-                synchronizer.sketch_distance(tf.constant(values, tf.float32), [0, seed])
-            )
-        )
+        float(tf.norm(synchronizer.sketch(tf.constant(values, tf.float32), [0, seed])))
         for seed in range(20)
     ]
     np.testing.assert_allclose(lengths, np.linalg.norm(values), rtol=0.12)

@@ -291,16 +291,16 @@ def test_config_round_trip():
             ({"step_size": 0.5, "compressor": method}, f"{name}.*, which {why}")
             for method, name, why in [
                 ("scale_com", "ScaleCom", "needs all workers"),
-                ("signum", "Signum", "keeps a state that neighbours"),
-                ("adacomp", "AdaComp", "looks at a residual"),
+                ("signum", "Signum", "keeps a state that neighbors"),
+                ("adacomp", "AdaComp", "reads the residual"),
                 ("sign_sgd", "SignSGD", "is not the sum of what each"),
-                ("qsgd", "QSGD", "errs by more than there is"),
-                (FORGETFUL, "ChunkedTopK", "forgets"),
+                ("qsgd", "QSGD", "has errors larger"),
+                (FORGETFUL, "ChunkedTopK", "decays the residual"),
             ]
         ),
         (
             {"step_size": 0.5, "compressor": "top_k", "error_feedback": False},
-            "TopK.*, which is asked to go without error feedback",
+            "TopK.*, which is used without error feedback",
         ),
         ({"graph": np.eye(2) / 2 + 0.25}, "a row and a column for each worker"),
     ],

@@ -333,14 +333,14 @@ def test_a_warning_is_of_newer_backups_alone(alone, tmp_path):
     for _ in range(3):
         back_up(alone, tmp_path, keep=3)
     backups, _ = open_backups(alone, tmp_path)
-    backups._kept = [1, 2, 3]
+    backups._numbers = [1, 2, 3]
     backups.write(alone, TrainingPosition(1, 0, []), 4)
     (tmp_path / "backup-1.manifest-0.json").write_text("{")
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         assert open_backups(alone, tmp_path)[1].number == 4
     (tmp_path / "backup-4.part-0.h5").unlink()
-    with pytest.warns(UserWarning, match=r"Going on from backup 3") as caught:
+    with pytest.warns(UserWarning, match=r"Continuing from backup 3") as caught:
         open_backups(alone, tmp_path)
     (told,) = {str(warning.message) for warning in caught}
     assert "backup-4.part-0.h5" in told

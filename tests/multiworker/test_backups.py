@@ -97,7 +97,7 @@ def restore(model, directory):
 
 def split(directory):
     """Let the only part become one of each replica, as of as many processes."""
-    found = backup.find_generation(directory)[0]
+    found = backup.find_generations(directory)[0]
     (generation,) = found.values()
     (worker,) = generation.workers
     each = []
@@ -109,7 +109,7 @@ def split(directory):
                 for key in file:
                     values = part.create_dataset(key, data=file[key][[replica]])
                     values.attrs.update(file[key].attrs)
-            files = {name: backup.describe_generation(directory / name)}
+            files = {name: backup.describe_file(directory / name)}
             each.append(
                 {"replicas": [replica], "part": name, "model": None, "files": files}
             )
@@ -329,7 +329,7 @@ def test_what_is_missing_damaged_or_foreign_is_named(
     shutil.copytree(backups_of_two_runs, tmp_path, dirs_exist_ok=True)
     harm(tmp_path / name)
     named = "part-0.h5" if said.startswith("belongs") and "manifest" in name else name
-    with pytest.raises(ValueError, match=rf"Bring back .*{named}': ['\"]{said}"):
+    with pytest.raises(ValueError, match=rf"Restore the files .*{named}': ['\"]{said}"):
         restore(trained, tmp_path)
 
 

@@ -204,9 +204,9 @@ def test_who_is_waited_for(monkeypatch, others, waited, said):
     monkeypatch.setattr(watch, "_lookup", published.get)
     now = time.monotonic()
     monkeypatch.setattr(time, "monotonic", lambda: now)
-    assert watch._blame(position(9, 8)) is None
+    assert watch._reason_to_give_up(position(9, 8)) is None
     now += waited
-    reason = watch._blame(position(9, 8))
+    reason = watch._reason_to_give_up(position(9, 8))
     assert (said in reason) if said else (reason is None)
 
 
@@ -237,9 +237,9 @@ def test_who_is_waited_for_in_a_group(monkeypatch, mine, others, waited, said):
     monkeypatch.setattr(watch, "_lookup", published.get)
     now = time.monotonic()
     monkeypatch.setattr(time, "monotonic", lambda: now)
-    assert watch._blame(position(9, _1_2=mine)) is None
+    assert watch._reason_to_give_up(position(9, _1_2=mine)) is None
     now += waited
-    reason = watch._blame(position(9, _1_2=mine))
+    reason = watch._reason_to_give_up(position(9, _1_2=mine))
     assert (said in reason) if said else (reason is None)
 
 
@@ -312,14 +312,14 @@ def pending(position, keys, line=""):
 def test_workers_in_different_collectives(monkeypatch, mine, others, waited, places):
     monkeypatch.setenv(workers.TIMEOUT_VARIABLE, "10")
     watch = Watch(STRATEGY, lambda: {None: [9, 8]})
-    watch._heard = {"worker 0", "worker 2"}
+    watch._contacted = {"worker 0", "worker 2"}
     published = dict(zip(["worker 0", "worker 2"], others, strict=True))
     monkeypatch.setattr(watch, "_lookup", published.get)
     now = time.monotonic()
     monkeypatch.setattr(time, "monotonic", lambda: now)
-    assert watch._blame(mine) is None
+    assert watch._reason_to_give_up(mine) is None
     now += waited
-    reason = watch._blame(mine)
+    reason = watch._reason_to_give_up(mine)
     if places is None:
         assert reason is None
         return
@@ -344,7 +344,7 @@ def test_who_waits_in_the_background_may_come_all_the_same(monkeypatch):
     now = time.monotonic()
     for later, said in [(0, None), (19, None), (21, "the network is too slow")]:
         monkeypatch.setattr(time, "monotonic", lambda later=later: now + later)
-        reason = watch._blame(mine)
+        reason = watch._reason_to_give_up(mine)
         assert (said in reason) if said else (reason is None)
 
 
@@ -357,9 +357,9 @@ def test_progress_of_anyone_counts(monkeypatch):
         monkeypatch.setattr(time, "monotonic", lambda later=later: start + later)
         there = position(20 + later, 19 + later)
         monkeypatch.setattr(watch, "_lookup", lambda peer, there=there: there)
-        assert watch._blame(position(9, 8)) is None
+        assert watch._reason_to_give_up(position(9, 8)) is None
     monkeypatch.setattr(time, "monotonic", lambda: start + 76)
-    assert "the network is too slow" in watch._blame(position(9, 8))
+    assert "the network is too slow" in watch._reason_to_give_up(position(9, 8))
 
 
 def test_a_peer_that_was_heard_is_not_silent_at_once(monkeypatch):
@@ -372,7 +372,7 @@ def test_a_peer_that_was_heard_is_not_silent_at_once(monkeypatch):
         monkeypatch.setattr(time, "monotonic", lambda later=later: start + later)
         there = position(9, 8) if heard else None
         monkeypatch.setattr(watch, "_lookup", lambda peer, there=there: there)
-        assert (watch._blame(position(9, 8)) is not None) == blamed
+        assert (watch._reason_to_give_up(position(9, 8)) is not None) == blamed
 
 
 def test_peers_are_heard_before_the_network_is_busy(monkeypatch):
@@ -382,12 +382,12 @@ def test_peers_are_heard_before_the_network_is_busy(monkeypatch):
     published = {"worker 0": position(9, 8)}
     monkeypatch.setattr(watch, "_lookup", lambda peer: published.get(peer))
     for _ in range(100):
-        watch._get_to_know_one()
-    assert watch._heard == {"worker 0"}
+        watch._contact_next_peer()
+    assert watch._contacted == {"worker 0"}
     published["worker 2"] = position(9, 8)
     for _ in range(100):
-        watch._get_to_know_one()
-    assert watch._heard == {"worker 0", "worker 2"}
+        watch._contact_next_peer()
+    assert watch._contacted == {"worker 0", "worker 2"}
 
 
 def test_time_of_tracing_does_not_count(monkeypatch):
@@ -399,7 +399,7 @@ def test_time_of_tracing_does_not_count(monkeypatch):
         monkeypatch.setattr(time, "monotonic", lambda later=later: start + later)
         there = position(8, tracing=tracing)
         monkeypatch.setattr(watch, "_lookup", lambda peer, there=there: there)
-        assert (watch._blame(position(9, 8)) is not None) == blamed
+        assert (watch._reason_to_give_up(position(9, 8)) is not None) == blamed
 
 
 def test_who_got_stuck_while_it_traced_is_not_excused(monkeypatch):
@@ -412,7 +412,7 @@ def test_who_got_stuck_while_it_traced_is_not_excused(monkeypatch):
         monkeypatch.setattr(time, "monotonic", lambda later=later: start + later)
         there = dataclasses.replace(position(8, tracing=True), beat=beat)
         monkeypatch.setattr(watch, "_lookup", lambda peer, there=there: there)
-        assert (watch._blame(position(9, 8)) is not None) == blamed
+        assert (watch._reason_to_give_up(position(9, 8)) is not None) == blamed
 
 
 def test_a_worker_that_waits_for_nobody_blames_nobody(monkeypatch):
@@ -421,7 +421,7 @@ def test_a_worker_that_waits_for_nobody_blames_nobody(monkeypatch):
     now = time.monotonic()
     for later in (0, 100):
         monkeypatch.setattr(time, "monotonic", lambda later=later: now + later)
-        assert watch._blame(position(9, 9)) is None
+        assert watch._reason_to_give_up(position(9, 9)) is None
 
 
 def free_addresses(number):

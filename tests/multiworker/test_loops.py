@@ -42,7 +42,7 @@ def test_local_steps_meet_nobody_unless_lengths_are_unknown(findings):
         assert unknown["per_step"] == [1]
         (said,) = unknown["said"]
         assert "Use `Dataset.repeat()` with `steps_per_epoch`" in said
-        assert said.endswith("Received: a data set that does not tell its length")
+        assert said.endswith("Received: a data set of unknown length")
 
 
 @pytest.mark.workers
@@ -86,7 +86,7 @@ def test_a_worker_that_runs_out_of_batches(findings):
             assert message.endswith(said)
     for found, number in ((one, "5"), (other, "an unknown number")):
         assert (
-            "data sets of 5 batches and a data set that does not tell its length, on "
+            "data sets of 5 batches and a data set of unknown length, on "
             f"this worker {number}, for"
         ) in found.pop("one told")
     assert len(one["limited"]) == 3

@@ -19,8 +19,7 @@ import pytest
 
 from tf_dgc.cli import main
 from tf_dgc.multiworker.launch import launcher
-from tf_dgc.multiworker.launch.launcher import Hosts
-from tf_dgc.multiworker.launch.ssh import wait_for_remote_workers
+from tf_dgc.multiworker.launch.launcher import Hosts, wait_for_remote_workers
 
 # What ssh does with a host and a command: a shell there runs it, with its input and
 # output, and goes on by itself if this end dies.
@@ -46,7 +45,7 @@ def _here(monkeypatch, tmp_path):
     monkeypatch.setattr(launcher.onednn, "advice", lambda: None)
     monkeypatch.setattr(launcher, "_READ_SECONDS", 100.0)
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
-    monkeypatch.setenv("PYTHONPATH", str(pathlib.Path(launcher.__file__).parents[2]))
+    monkeypatch.setenv("PYTHONPATH", str(pathlib.Path(launcher.__file__).parents[3]))
     monkeypatch.chdir(tmp_path)
 
 
@@ -105,7 +104,7 @@ def test_an_address_in_brackets(hosts):
 
 def test_a_relative_path_of_python_is_found_over_there(hosts, monkeypatch):
     """Where the shell begins is another directory than this one."""
-    package = pathlib.Path(launcher.__file__).parents[2]
+    package = pathlib.Path(launcher.__file__).parents[3]
     monkeypatch.setenv("PYTHONPATH", os.path.relpath(package) + os.pathsep)
     code, output = launch(hosts, "print(os.environ['PYTHONPATH'])")
     assert code == 0, output

@@ -45,7 +45,7 @@ def test_what_tensorflow_reads():
         ]
     }
     assert tf_dgc.cluster.from_slurm(port=4000) == found  # once more is no harm
-    with pytest.raises(ValueError, match="TF_CONFIG, which is there already"):
+    with pytest.raises(ValueError, match="TF_CONFIG, which already has"):
         tf_dgc.cluster.from_slurm(port=4001)
 
 

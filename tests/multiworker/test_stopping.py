@@ -102,7 +102,7 @@ def test_all_stop_after_the_same_step(service, all_of_them):
             step.wait(10)
             stops = one.after_step()
             if number == wants_at:
-                stops = one.want()
+                stops = one.request()
             if stops:
                 return ended.append(number)
 

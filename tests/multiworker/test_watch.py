@@ -26,9 +26,9 @@ def test_an_error_ends_waiting():
     """As when a variable that cannot be created is made in another way."""
     watch = Watch(STRATEGY, lambda: {None: [9, 9]})
     with pytest.raises(MemoryError), watch.waiting("create"):
-        assert waits(watch._look())
+        assert waits(watch._position())
         raise MemoryError
-    assert not waits(watch._look())
+    assert not waits(watch._position())
 
 
 def test_a_collective_that_an_error_ended_is_not_waited_in(strategies, monkeypatch):
@@ -63,9 +63,9 @@ def test_a_collective_that_an_error_ended_is_not_waited_in(strategies, monkeypat
     now = time.monotonic()
     for later in (0, 100):
         monkeypatch.setattr(time, "monotonic", lambda later=later: now + later)
-        assert watch._blame(watch._look()) is None
+        assert watch._reason_to_give_up(watch._position()) is None
     step(tf.constant(1.0))
-    assert not waits(watch._look())
+    assert not waits(watch._position())
 
 
 @contextlib.contextmanager
@@ -93,15 +93,15 @@ def in_tensorflow():
 
 def test_what_tensorflow_executes_is_waited_for():
     with in_tensorflow():
-        assert waits(Watch(STRATEGY, lambda: {None: [9, 8]})._look())
-    assert not waits(Watch(STRATEGY, lambda: {None: [9, 8]})._look())
+        assert waits(Watch(STRATEGY, lambda: {None: [9, 8]})._position())
+    assert not waits(Watch(STRATEGY, lambda: {None: [9, 8]})._position())
 
 
 def test_a_collective_that_begins_meanwhile_is_not_lost():
     counts = iter([{None: pair} for pair in ([8, 8], [9, 8], [9, 8])])
     watch = Watch(STRATEGY, lambda: next(counts))
-    watch._look()
-    assert not watch._lost
+    watch._position()
+    assert not watch._aborted
 
 
 def test_positions_are_published_when_they_matter(monkeypatch):
@@ -137,15 +137,16 @@ def test_positions_are_published_when_they_matter(monkeypatch):
 
 def test_the_collective_that_is_waited_in_is_known():
     """By its key, of which those that an error ended before are no part."""
-    launches = {5: tf_collectives.Launch("sum", "float32", "(3,)", ())}
+    launches = {5: tf_collectives.TracedCollective("sum", "float32", "(3,)", ())}
     keys = iter([{None: 1}, {None: 1 + 5}, {None: 1 + 7}])
     counts = {None: [9, 8]}
     watch = Watch(STRATEGY, lambda: counts, lambda: next(keys))
-    with mock.patch.object(tf_collectives, "_launches", launches):
-        assert watch._look().collectives == {}  # nothing runs: an error has ended it
+    with mock.patch.object(tf_collectives, "_traced_collectives", launches):
+        # Nothing runs: an error has ended it.
+        assert watch._position().collectives == {}
         counts = {None: [10, 8]}
         with in_tensorflow():
-            known, unknown = (watch._look().collectives[None] for _ in range(2))
+            known, unknown = (watch._position().collectives[None] for _ in range(2))
     assert known == Collective(5, "sum of float32 (3,)")
     assert unknown.key == 7
     assert "known at run time" in unknown.name
@@ -154,12 +155,12 @@ def test_the_collective_that_is_waited_in_is_known():
 def test_a_purpose_that_is_waited_for_is_known():
     watch = Watch(STRATEGY, lambda: {None: [9, 9]})
     with watch.waiting("create"):
-        assert watch._look().collectives == {None: Collective.of_purpose("create")}
+        assert watch._position().collectives == {None: Collective.of_purpose("create")}
     with watch.waiting("compare"):
-        found = watch._look().collectives[None]
+        found = watch._position().collectives[None]
     assert found.name == "compare"
     assert found.key != Collective.of_purpose("create").key
-    assert watch._look().collectives == {}
+    assert watch._position().collectives == {}
 
 
 @pytest.mark.parametrize("eager", [False, True])
@@ -201,7 +202,7 @@ def test_keys_of_collectives_add_up_to_the_one_that_waits(strategies, eager, kno
     counters.finish(tf.ones([]), tf.constant(number))
     assert (counters.read(), counters.pending_key()) == ([1, 1], 0)
     if known:
-        launch = tf_collectives.launch_of(number)
+        launch = tf_collectives.find_collective(number)
         assert launch[:3] == ("all_gather", "int32", "(11,)")
         place = failures.place_in(launch.places)
         assert eager or place.partition(":")[0] == __file__
@@ -225,5 +226,5 @@ def test_a_fault_of_the_watch_does_not_end_it(monkeypatch, capsys):
     finally:
         watch._end()
     told = capsys.readouterr().err
-    assert told.count("a fault of the watch, which goes on") == len(watch._threads)
+    assert told.count("error in the watch, which continues") == len(watch._threads)
     assert "a group that is not known" in told

@@ -17,7 +17,8 @@ def make_model():
 
 OPTIMIZERS = {
     "dgc": lambda: tf_dgc.DGCOptimizer(SGD(1.0), 0.99),
-    "composed": lambda: tf_dgc.CompressedOptimizer(SGD(1.0), "qsgd"),
+    "compressed": lambda: tf_dgc.CompressedOptimizer(SGD(1.0), "qsgd"),
+    "local": lambda: tf_dgc.LocalOptimizer(SGD(1.0), 1, compressor="top_k"),
 }
 
 

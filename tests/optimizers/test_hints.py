@@ -28,7 +28,7 @@ def top_k(sparsity):
 @pytest.mark.parametrize(
     ("units", "make_optimizer", "said"),
     [
-        (4, dgc(), "all variables are exempt.*`min_compress_size=1024`.*`tf_dgc.prepa"),
+        (4, dgc(), "sent uncompressed.*`min_compress_size=1024`.*`tf_dgc.prepa"),
         (40, top_k(0.01), "Send fewer entries, or train"),
         (40, dgc(), None),
         (40, dgc(WARMUP), None),  # a dense step is none that was chosen badly

@@ -184,7 +184,7 @@ def test_a_subclass_that_changes_no_step_is_native():
     rule = found(Defaults)
     assert rule.names == ["adam"]
     assert rule.decays == [True]
-    assert not rule.descends
+    assert not rule.is_plain_sgd
 
 
 @pytest.mark.parametrize(
@@ -227,10 +227,10 @@ def test_what_is_set_later_is_left_to_keras(settings):
 
 
 def test_descent_is_that_of_plain_sgd_alone():
-    assert found(lambda: O.SGD(0.1)).descends
-    assert found(lambda: O.SGD(0.1), "float64").descends
-    assert not found(lambda: O.SGD(0.1, momentum=0.5)).descends
-    assert not found(lambda: O.SGD(0.1), weight_decay=0.1).descends
+    assert found(lambda: O.SGD(0.1)).is_plain_sgd
+    assert found(lambda: O.SGD(0.1), "float64").is_plain_sgd
+    assert not found(lambda: O.SGD(0.1, momentum=0.5)).is_plain_sgd
+    assert not found(lambda: O.SGD(0.1), weight_decay=0.1).is_plain_sgd
     assert found(lambda: O.SGD(0.1), "float64", weight_decay=0.1) is None
 
 

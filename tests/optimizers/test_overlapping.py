@@ -1,4 +1,4 @@
-"""Steps in buckets have the bits of whole ones; and the order of their operations."""
+"""Steps in buckets: the bits of whole ones, or nothing; and what waits for what."""
 
 import keras
 import numpy as np
@@ -308,7 +308,7 @@ def test_auto_states_what_it_chose(strategies, monkeypatch):
     measured = TunedExchange(
         "butterfly", Float16(), tf_dgc.collectives.Butterfly(), {}, SLOW
     )
-    monkeypatch.setattr(autotune, "choose_algorithm", lambda *asked: asked and measured)
+    monkeypatch.setattr(autotune, "choose_algorithm", lambda *_: measured)
     monkeypatch.setattr(autotune, "_WORTH_IT", 10.0)
     one, other = (
         make_trainer(strategies[2], "none", overlap, exchange="auto")

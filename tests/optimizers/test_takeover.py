@@ -122,7 +122,7 @@ def test_a_subclass_that_changes_no_step_is_an_sgd():
     assert update.find_native_rule(optimizer.inner_optimizer, []) is None
     assert update.find_native_rule(
         optimizer.inner_optimizer, [], includes_learning_rate=True
-    ).descends
+    ).is_plain_sgd
 
 
 def test_clipping_of_its_own_is_left_to_the_subclass():

@@ -84,10 +84,16 @@ def test_cached(tmp_path):
         assert row["memory_ns"] > 0
 
 
-def test_every_method_has_a_floor(common):
+def test_every_method_has_a_floor(common, monkeypatch):
     from common import floors
 
-    assert set(floors.COMPRESS) == {*compressors.METHODS, "dgc", "dgc_adamw"}
+    assert set(floors.COMPRESS) <= {*compressors.METHODS, "dgc", "dgc_adamw"}
+    assert all(map(floors.compress_passes, compressors.METHODS))
+    monkeypatch.delitem(floors.COMPRESS, "top_k")
+    monkeypatch.delitem(floors.COMPRESS, "natural")
+    assert floors.compress_passes("top_k") == ["g r -> r p"]
+    assert floors.compress_passes("natural") == ["g -> p"]
+    assert floors.compress_passes("sgd") is None
 
 
 @pytest.mark.slow

@@ -158,7 +158,7 @@ def test_the_hash_is_that_of_the_builder(release):
     sources = ROOT / "custom_ops"
     files = [file for file in sources.rglob("*") if file.is_file()]
     tagged = {str(file.relative_to(ROOT)): file.read_bytes() for file in files}
-    assert release._source_hash(tagged) == native_library._hash(sources)
+    assert release._source_hash(tagged) == native_library._hash_sources(sources)
 
 
 def test_files_of_a_tag(release, tmp_path, monkeypatch):

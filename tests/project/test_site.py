@@ -19,9 +19,17 @@ ROOT = pathlib.Path(__file__).parents[2]
 MODULES = {"callbacks", "cluster", "compressors", "collectives", "saving", "schedules"}
 
 
+def load_hooks():
+    spec = importlib.util.spec_from_file_location("hooks", ROOT / "docs/site/hooks.py")
+    hooks = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(hooks)
+    return hooks
+
+
 def entries():
     pages = (ROOT / "docs" / "reference").glob("*.md")
-    return [e for p in pages for e in re.findall(r"^::: (\S+)$", p.read_text(), re.M)]
+    texts = [load_hooks().add_methods(page.read_text()) for page in pages]
+    return [e for text in texts for e in re.findall(r"^::: (\S+)$", text, re.M)]
 
 
 def test_entries_are_there():
@@ -109,10 +117,7 @@ needs_mkdocs = pytest.mark.skipif(
 )
 def test_links_to_what_is_no_page(repository, example, rows):
     """Lead into the repository, where that is known."""
-    file = ROOT / "docs" / "site" / "hooks.py"
-    spec = importlib.util.spec_from_file_location("hooks", file)
-    hooks = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(hooks)
+    hooks = load_hooks()
     page = types.SimpleNamespace(file=types.SimpleNamespace(src_uri="page.md"))
     config = {"docs_dir": str(ROOT / "docs"), "repo_url": repository}
     text = "[train.py](../examples/cluster/train.py); [records](decisions/README.md), "

@@ -109,7 +109,7 @@ def test_runs_of_which_less_is_known():
     run = dataclasses.replace(make_run(), epochs=only, variables=[])
     found = Page(run_page.run_page({"": run}))
     assert "epoch" in found.texts
-    with pytest.raises(ValueError, match=r"an epoch at least\. Received: none"):
+    with pytest.raises(ValueError, match=r"at least one epoch\. Received: none"):
         run_page.run_page({"none": make_run(0)})
 
 
@@ -174,9 +174,9 @@ def test_command_line(tmp_path, capsys):
     ("arguments", "message"),
     [
         (["missing.json"], "No such file"),
-        (["."], "A directory must be one that `keras.callbacks.TensorBoard` wrote"),
+        (["."], "A directory must be one to which `keras.callbacks.TensorB"),
         (["page.txt"], "A record must be a file"),
-        (["page.txt", "page.txt"], "Runs must differ"),
+        (["page.txt", "page.txt"], "Runs must be different files"),
     ],
 )
 def test_command_line_without_a_run(tmp_path, monkeypatch, arguments, message):

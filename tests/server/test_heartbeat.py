@@ -35,7 +35,8 @@ def begun(monkeypatch):
 
 
 def said_at_the_end(client):
-    return [messages.to_text(body) for kind, body in client.heard if kind == Kind.LEAVE]
+    heard = client.heard
+    return [messages.decode_text(body) for kind, body in heard if kind == Kind.LEAVE]
 
 
 @pytest.mark.parametrize("error", [None, ValueError("a reason")])
@@ -79,5 +80,5 @@ def test_a_beat_says_whether_the_process_computes_something(begun, works):
             np.ones([100, 100]) @ np.ones([100, 100])
         else:
             time.sleep(0.05)
-    beats = [int(body[0]) for kind, body in client.heard if kind == Kind.BEAT]
+    beats = [int(body[0]) for kind, body in client.heard if kind == Kind.HEARTBEAT]
     assert (max if works else min)(beats) == works

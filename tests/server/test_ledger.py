@@ -41,7 +41,7 @@ class Worker:
 
     def act(self, loses):
         """Push, or ask again, unless it waits; and once more, if a reply is lost."""
-        kind, body, head = Kind.ASK, (), {}
+        kind, body, head = Kind.POLL, (), {}
         if self.step is not None:
             self.push, head = self.ledger.new_push(), {"step": self.step}
             kind, body = Kind.PUSH, np.array([0, *[self.push] * 6], np.float32)
@@ -68,7 +68,7 @@ class Worker:
         if head["status"] == Status.WAIT:
             self.asks = True
             return
-        assert head["status"] in (Status.DONE, Status.LATE), messages.to_text(body)
+        assert head["status"] in (Status.DONE, Status.LATE), messages.decode_text(body)
         if self.push is not None:
             self.ledger.told[self.push] = Status(head["status"])
         self.push, self.step = None, int(head["clock"])

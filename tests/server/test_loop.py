@@ -16,7 +16,7 @@ def test_the_first_gives_its_weights_and_others_get_them():
     ((_, head, _),) = fake.send(0, Kind.JOIN, body_of(fake))
     assert head["status"] == Status.DONE
     assert fake.join(1) == []  # waits for the weights
-    replies = fake.send(0, Kind.GIVE, WEIGHTS.view(np.int32))
+    replies = fake.send(0, Kind.INITIALIZE, WEIGHTS.view(np.int32))
     assert [slot for slot, *_ in replies] == [0, 1]
     np.testing.assert_array_equal(weights(replies[1]), WEIGHTS)
     assert weights(*fake.send(0, Kind.START)).tolist() == WEIGHTS.tolist()
@@ -63,7 +63,7 @@ def test_who_waits_is_told_so_and_asks_again():
     alive = [(0, 0), (1, 0)]
     ((slot, head, _),) = fake.wait(1, alive)
     assert (slot, head["status"]) == (0, Status.WAIT)
-    assert fake.send(0, Kind.ASK) == []
+    assert fake.send(0, Kind.POLL) == []
     assert len(fake.push(1, 2.0)) == 2
     assert fake.clock == 1
 
@@ -92,11 +92,11 @@ def test_a_worker_that_falls_silent(mode, staleness):
         answered += [r for r in fake.wait(1, [(0, 0)]) if r[1]["status"] != Status.WAIT]
         if answered:
             break
-        fake.send(0, Kind.ASK)
-    assert any("worker 1 does not respond, for 10 s" in line for line in fake.lines)
+        fake.send(0, Kind.POLL)
+    assert any("worker 1 has not responded for 10 s" in line for line in fake.lines)
     (reply,) = answered
     if mode == "sync":
-        assert "cannot go on: worker 1 does not respond" in refusal(reply)
+        assert "cannot continue: worker 1 has not responded" in refusal(reply)
     else:
         weights(reply)
         assert len(fake.push(0, 1.0)) == 1
@@ -145,9 +145,9 @@ def test_a_worker_that_does_not_come_though_it_lives():
         told = fake.wait(1, [(0, 0), (1, 0)])
         if told and told[0][1]["status"] == Status.REFUSED:
             break
-        fake.send(0, Kind.ASK)
+        fake.send(0, Kind.POLL)
     assert "waited 40 s" in refusal(told[0])
-    assert "for worker 1, which responds but does not come" in refusal(told[0])
+    assert "for worker 1, which responds but neither pushes" in refusal(told[0])
 
 
 @pytest.mark.parametrize(
@@ -172,9 +172,9 @@ def test_who_waits_in_vain_is_told_what_helps(mode, settings, helps):
     while not told or told[0][1]["status"] != Status.REFUSED:
         told = fake.wait(1, [(0, 0), (1, 0), (2, 0)])
         for worker in range(2):
-            fake.send(worker, Kind.ASK)
+            fake.send(worker, Kind.POLL)
     text = refusal(told[0])
-    assert "for worker 2, which responds but does not come" in text
+    assert "for worker 2, which responds but neither pushes nor computes" in text
     assert helps in text
     assert "`quorum` of at most 2" in text
     assert '"ssp"' not in text
@@ -192,7 +192,7 @@ def test_who_waits_for_a_worker_that_computes(seconds, works):
         told = fake.wait(1, [(0, 0), (1, 0)], works or [1] * (i < 105))
         if told and told[0][1]["status"] == Status.REFUSED:
             break
-        fake.send(0, Kind.ASK)
+        fake.send(0, Kind.POLL)
     if works:
         assert len(fake.push(1, 1.0)) == 2
     else:
@@ -207,8 +207,8 @@ def test_a_worker_that_never_comes():
         told = fake.wait(1, [(0, 0)])
         if told and told[0][1]["status"] == Status.REFUSED:
             break
-        fake.send(0, Kind.ASK)
-    assert "worker 1 did not come within 45 s" in refusal(told[0])
+        fake.send(0, Kind.POLL)
+    assert "worker 1 did not join within 45 s" in refusal(told[0])
 
 
 def test_with_a_bound_the_others_begin_without_who_never_comes_and_it_may_join_late():
@@ -218,7 +218,7 @@ def test_with_a_bound_the_others_begin_without_who_never_comes_and_it_may_join_l
         told = fake.wait(1, [(0, 0)])
         if told and told[0][1]["status"] == Status.DONE:
             break
-        fake.send(0, Kind.ASK)
+        fake.send(0, Kind.POLL)
     weights(told[0])
     np.testing.assert_array_equal(weights(*fake.push(0, 2.0)), WEIGHTS - 1)
     np.testing.assert_array_equal(weights(*fake.join(1)), WEIGHTS - 1)
@@ -231,7 +231,8 @@ def test_a_worker_that_ends_with_an_error_ends_all_of_a_synchronous_run():
     fake.join(0)
     fake.join(1)
     fake.push(0, 1.0)
-    bye, told = fake.send(1, Kind.LEAVE, messages.to_body("ValueError: no"), number=1)
+    error = messages.encode_text("ValueError: no")
+    bye, told = fake.send(1, Kind.LEAVE, error, number=1)
     assert bye[0] == 3
     assert "worker 1 ended with ValueError: no" in refusal(told)
 
@@ -256,7 +257,7 @@ def test_a_new_process_takes_the_place_of_an_old_one():
     old, joined = fake.send(1, Kind.JOIN, body_of(fake), process=1)
     assert old[1]["status"] == Status.WAIT
     assert "worker 1 is replaced by another process (0 pushes applied)" in fake.lines
-    assert json.loads(messages.to_text(joined[2])) == {"give": False, "clock": 0}
+    assert json.loads(messages.decode_text(joined[2])) == {"give": False, "clock": 0}
     assert fake.send(1, Kind.START, process=1) == []  # its push is not yet applied
     replies = fake.push(0, 2.0)
     assert [slot for slot, *_ in replies] == [0, 1]
@@ -273,18 +274,18 @@ def test_who_was_to_give_the_weights_and_is_gone():
     told = []
     for _ in range(15):
         told = fake.wait(1, [(1, 0)])
-        if told and told[0][1]["status"] == Status.AGAIN:
+        if told and told[0][1]["status"] == Status.REJOIN:
             break
-        fake.send(1, Kind.ASK)
-    assert told[0][1]["status"] == Status.AGAIN
+        fake.send(1, Kind.POLL)
+    assert told[0][1]["status"] == Status.REJOIN
     weights(fake.join(1)[-1])
 
 
 @pytest.mark.parametrize(
     "change, text",
     [
-        ({"num_workers": 3}, "num_workers is 3, and the server's TF_CONFIG names 2"),
-        ({"version": "0.0"}, "version is '0.0', and the server is tf_dgc "),
+        ({"num_workers": 3}, "num_workers is 3, and the server's TF_CONFIG has 2"),
+        ({"version": "0.0"}, "version is '0.0', and the server's tf_dgc is "),
         ({"settings": {}}, "settings mode is None, not 'async'"),
         ({"variables": []}, "variables has 0 entries, not 1"),
     ],
@@ -301,7 +302,7 @@ def test_workers_that_differ_are_refused(change, text):
 def test_the_first_worker_may_be_of_another_version():
     fake = Fake()
     handed = {**fake.handed, "version": "0.0"}
-    assert "version is '0.0', and the server is" in fake.join(0, handed=handed)
+    assert "version is '0.0', and the server's" in fake.join(0, handed=handed)
     weights(*fake.join(1))
 
 
@@ -331,8 +332,8 @@ def test_an_optimizer_that_the_server_does_not_know():
     handed = json.loads(model_spec.model_spec_text(fake.handed))
     handed["optimizer"]["class_name"] = "Mine"
     handed["optimizer"]["module"] = "my_module"
-    (reply,) = fake.send(0, Kind.JOIN, messages.to_body(json.dumps(handed)))
-    assert "cannot make the optimizer" in refusal(reply)
+    (reply,) = fake.send(0, Kind.JOIN, messages.encode_text(json.dumps(handed)))
+    assert "cannot create the optimizer" in refusal(reply)
     assert "Received: ('my_module', 'Mine')" in refusal(reply)
     assert len(fake.join(1)) == 1  # another one can
 
@@ -340,7 +341,7 @@ def test_an_optimizer_that_the_server_does_not_know():
 def test_weights_of_another_size():
     fake = Fake()
     fake.send(0, Kind.JOIN, body_of(fake))
-    (reply,) = fake.send(0, Kind.GIVE, np.zeros(5, np.int32))
+    (reply,) = fake.send(0, Kind.INITIALIZE, np.zeros(5, np.int32))
     assert "must be 6 words" in refusal(reply)
 
 
@@ -348,12 +349,12 @@ def test_what_has_no_place_is_refused():
     fake = Fake()
     fake.send(0, Kind.JOIN, body_of(fake))
     (reply,) = fake.push(0, 1.0)
-    assert "before the first weights were asked for" in refusal(reply)
+    assert "before the worker asked for the initial weights" in refusal(reply)
     (reply,) = fake.send(0, Kind.PULL)
-    assert "has no place here" in refusal(reply)
+    assert "is not possible now" in refusal(reply)
     fake.send(1, Kind.JOIN, body_of(fake))
-    (reply,) = fake.send(1, Kind.GIVE, WEIGHTS.view(np.int32))
-    assert "nobody asked for weights" in refusal(reply)
+    (reply,) = fake.send(1, Kind.INITIALIZE, WEIGHTS.view(np.int32))
+    assert "did not ask for initial weights" in refusal(reply)
 
 
 def test_who_has_no_weights_cannot_push():
@@ -362,7 +363,7 @@ def test_who_has_no_weights_cannot_push():
     fake.join(1)
     fake.send(1, Kind.JOIN, body_of(fake), process=1)
     (reply,) = fake.push(1, 1.0, process=1)
-    assert "before the first weights were asked for" in refusal(reply)
+    assert "before the worker asked for the initial weights" in refusal(reply)
 
 
 def test_weights_can_be_had_at_any_time():
@@ -390,7 +391,7 @@ def test_another_process_may_come_when_the_last_one_was_killed(error):
     fake.join(0)
     fake.push(0, 2.0)
     if error:
-        fake.send(0, Kind.LEAVE, messages.to_body(error), number=1)
+        fake.send(0, Kind.LEAVE, messages.encode_text(error), number=1)
     fake.wait(20)
     assert not fake.service.members
     assert not fake.service.is_over(fake.time)

@@ -51,8 +51,8 @@ def goes_on(fake):
 )
 def test_text_that_is_none(text):
     fake = Fake()
-    (reply,) = fake.send(0, Kind.JOIN, messages.to_body(text))
-    assert "The server refuses worker 0, by what it is" in refusal(reply)
+    (reply,) = fake.send(0, Kind.JOIN, messages.encode_text(text))
+    assert "The server refuses worker 0 because of its model spec" in refusal(reply)
     goes_on(fake)
 
 
@@ -89,9 +89,9 @@ TEXT = {"class_name": "__numpy__", "config": {"value": "a", "dtype": "S100000000
 def test_a_description_of_what_cannot_be(path, value):
     """It is refused before anything is made of it; of a second one nothing is made."""
     fake = Fake()
-    body = messages.to_body(json.dumps(changed(fake, path, value)))
+    body = messages.encode_text(json.dumps(changed(fake, path, value)))
     (reply,) = fake.send(0, Kind.JOIN, body)
-    assert "The server refuses worker 0, by what it is" in refusal(reply)
+    assert "The server refuses worker 0 because of its model spec" in refusal(reply)
     goes_on(fake)
     fake.send(0, Kind.JOIN, body, process=1)
     np.testing.assert_array_equal(weights(*fake.push(1, 2.0)), WEIGHTS - 2)
@@ -116,18 +116,18 @@ def test_a_model_that_this_machine_has_no_memory_for(monkeypatch):
 )
 def test_a_description_that_the_model_cannot_be_made_of(path, value):
     fake = Fake()
-    body = messages.to_body(json.dumps(changed(fake, path, value)))
+    body = messages.encode_text(json.dumps(changed(fake, path, value)))
     replies = fake.send(0, Kind.JOIN, body)
-    replies += fake.send(0, Kind.GIVE, WEIGHTS.view(np.int32))
+    replies += fake.send(0, Kind.INITIALIZE, WEIGHTS.view(np.int32))
     assert Status.REFUSED in [head["status"] for _, head, _ in replies]
     goes_on(fake)
 
 
-@pytest.mark.parametrize("kind", [Kind.JOIN, Kind.GIVE, Kind.PUSH, Kind.START])
+@pytest.mark.parametrize("kind", [Kind.JOIN, Kind.INITIALIZE, Kind.PUSH, Kind.START])
 def test_a_request_of_more_parts_than_it_can_have(kind):
     """They would be kept until all are there."""
     fake = Fake()
-    if kind == Kind.GIVE:
+    if kind == Kind.INITIALIZE:
         fake.send(0, Kind.JOIN, body_of(fake))
     elif kind != Kind.JOIN:
         fake.join(0)
@@ -137,7 +137,8 @@ def test_a_request_of_more_parts_than_it_can_have(kind):
         if reply[1]["status"]:
             break
     assert "a request of more than" in refusal(reply)
-    assert number == {Kind.JOIN: 4, Kind.GIVE: 0, Kind.PUSH: 1, Kind.START: 1}[kind]
+    numbers = {Kind.JOIN: 4, Kind.INITIALIZE: 0, Kind.PUSH: 1, Kind.START: 1}
+    assert number == numbers[kind]
 
 
 @pytest.mark.parametrize(
@@ -145,8 +146,8 @@ def test_a_request_of_more_parts_than_it_can_have(kind):
     [
         ("apply", Kind.PUSH, MemoryError("no memory")),
         ("apply", Kind.PUSH, tf.errors.ResourceExhaustedError(None, None, "no memory")),
-        ("whole", Kind.PUSH, AttributeError("no such name")),
-        ("whole", Kind.PULL, RecursionError("too deep")),
+        ("full_pull", Kind.PUSH, AttributeError("no such name")),
+        ("full_pull", Kind.PULL, RecursionError("too deep")),
     ],
 )
 def test_what_nobody_thought_of(monkeypatch, method, kind, error):
@@ -170,10 +171,10 @@ def test_a_later_run_whose_checkpoint_is_damaged(tmp_path):
     """It is refused; another one goes on."""
     fake = Fake()
     fake.join(0)
-    fake.loop.runs._saved = ServerCheckpoint(tmp_path, 60.0, fake.lines.append)
+    fake.loop.runs._checkpoint = ServerCheckpoint(tmp_path, 60.0, fake.lines.append)
     (tmp_path / "server-run-2.npz").write_text("damaged")
     said = fake.join(1, handed={**fake.handed, "run": 1})
-    assert "cannot go on from" in said
+    assert "cannot resume from" in said
     assert "server-run-2.npz" in said
     np.testing.assert_array_equal(weights(*fake.push(0, 2.0)), WEIGHTS - 1)
 

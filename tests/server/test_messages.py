@@ -7,7 +7,7 @@ import tensorflow as tf
 from tf_dgc.multiworker.launch import launcher
 from tf_dgc.server import client, messages
 from tf_dgc.server.client import RequestMessage
-from tf_dgc.server.messages import REPLY, REQUEST, DamagedError, Kind, Status
+from tf_dgc.server.messages import REPLY, REQUEST, InvalidMessageError, Kind, Status
 
 BODY = np.array([5, -7, 2**31 - 1, -(2**31)], np.int32)
 
@@ -76,7 +76,7 @@ def test_another_reply_is_not_taken(words):
 
 
 def test_what_a_refusal_says():
-    text = messages.to_body('no: "why" é')
+    text = messages.encode_text('no: "why" é')
     fields = {"status": Status.REFUSED, "incarnation": 5, "number": 7, "parts": 1}
     words = tf.constant(messages.add_frame(REPLY, text, **fields))
     right, answer = client.parse_reply(words, tf.constant(7, tf.int64), 5)
@@ -91,20 +91,20 @@ def test_what_a_refusal_says():
 def test_a_word_that_changed_on_the_way_is_noticed(place):
     words = request()
     words[place] ^= 1 << (place % 32)
-    with pytest.raises(DamagedError):
+    with pytest.raises(InvalidMessageError):
         messages.remove_frame(REQUEST, words)
 
 
 @pytest.mark.parametrize("words", [request()[:10], request()[:-1], np.zeros(40, "<i4")])
 def test_what_is_no_message_is_refused(words):
-    with pytest.raises(DamagedError):
+    with pytest.raises(InvalidMessageError):
         messages.remove_frame(REQUEST, words)
 
 
 def test_the_head_of_what_is_none():
-    assert messages.head_of(request())["number"] == 77
-    assert messages.head_of(np.zeros([0], "<i4"))["number"] == 0
-    assert messages.head_of(request()[:9])["incarnation"] == 2**61 + 5
+    assert messages.read_head(request())["number"] == 77
+    assert messages.read_head(np.zeros([0], "<i4"))["number"] == 0
+    assert messages.read_head(request()[:9])["incarnation"] == 2**61 + 5
 
 
 def test_secrets(monkeypatch):

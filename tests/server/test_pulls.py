@@ -41,18 +41,18 @@ def test_the_largest_differences_are_pulled_exactly_and_the_rest_is_kept(dtype):
     form, of_server, of_worker = make(dtype)
     copies = WorkerCopies(of_server, form)
     copies.reset(3)
-    pulls.assign_entries(of_worker, pulls.collect_entries(of_server))
+    pulls.assign_words(of_worker, pulls.collect_words(of_server))
     for mine, theirs in zip(numbers(of_worker), numbers(of_server), strict=True):
         np.testing.assert_array_equal(mine, theirs)
     for step in range(3):
         rng = np.random.default_rng(step)
         for v in of_server:
             v.assign(v.value + tf.cast(rng.normal(size=v.shape), dtype))
-        copies.note(None)
+        copies.record(None)
         before, wanted = numbers(of_worker), numbers(of_server)
         words = copies.pull(3)
         assert words.shape == [form.num_words]
-        pulls.take_entries(form, of_worker, words)
+        pulls.assign_sparse(form, of_worker, words)
         for k, old, new, found in zip(
             form.counts, before, wanted, numbers(of_worker), strict=True
         ):
@@ -65,7 +65,7 @@ def test_the_largest_differences_are_pulled_exactly_and_the_rest_is_kept(dtype):
             else:
                 np.testing.assert_array_equal(found, new)
     for _ in range(600 // 10):  # nothing moves any more, and all arrives
-        pulls.take_entries(form, of_worker, copies.pull(3))
+        pulls.assign_sparse(form, of_worker, copies.pull(3))
     for mine, theirs in zip(numbers(of_worker), numbers(of_server), strict=True):
         np.testing.assert_array_equal(mine, theirs)
 
@@ -76,17 +76,17 @@ def test_a_pull_is_taken_alike_with_and_without_native_operations(monkeypatch, n
     copies = WorkerCopies(of_server, form)
     copies.reset(0)
     touch(of_server, 0, 0.5)
-    copies.note(None)
+    copies.record(None)
     words, before = copies.pull(0), numbers(of_worker)
     if not native:
-        monkeypatch.setattr(pulls, "_is_native", lambda form, variables: False)
-    elif not pulls._is_native(form, of_worker):
+        monkeypatch.setattr(pulls, "_use_native", lambda form, variables: False)
+    elif not pulls._use_native(form, of_worker):
         pytest.skip("the native operations are not built")
     damaged = words.numpy() ^ (np.arange(len(words)) == 9).astype(np.int32)
     with pytest.raises(tf.errors.InvalidArgumentError):
-        pulls.take_entries(form, of_worker, tf.constant(damaged))
+        pulls.assign_sparse(form, of_worker, tf.constant(damaged))
     np.testing.assert_array_equal(numbers(of_worker)[0], before[0])
-    pulls.take_entries(form, of_worker, words)
+    pulls.assign_sparse(form, of_worker, words)
     every = zip(
         form.counts, before, numbers(of_worker), numbers(of_server), strict=True
     )
@@ -124,7 +124,7 @@ def test_a_comparison_that_finds_no_more_is_the_last(missing, is_left):
     form, of_server, _ = make("float32")
     copies = WorkerCopies(of_server, form)
     copies.reset(0)
-    copies.note(None)
+    copies.record(None)
     values = numbers(of_server)[0].copy()
     values.ravel()[:missing] += 1.0
     of_server[0].assign(values)
@@ -148,17 +148,17 @@ def test_what_is_known_to_have_changed_is_pulled_as_if_all_was_compared(shares, 
     told.reset(0)
     untold.reset(0)
     for worker in workers:
-        pulls.assign_entries(worker, pulls.collect_entries(of_server))
+        pulls.assign_words(worker, pulls.collect_words(of_server))
     for step, share in enumerate(shares):
         touched = touch(of_server, step, share)
-        told.note(None if blind and step == 2 else touched)
-        untold.note(None)
+        told.record(None if blind and step == 2 else touched)
+        untold.record(None)
         for copies, worker in zip((told, untold), workers, strict=True):
-            pulls.take_entries(form, worker, copies.pull(0))
+            pulls.assign_sparse(form, worker, copies.pull(0))
         for mine, theirs in zip(*map(numbers, workers), strict=True):
             np.testing.assert_array_equal(mine, theirs)
     for _ in range(600 // 10):
-        pulls.take_entries(form, workers[0], told.pull(0))
+        pulls.assign_sparse(form, workers[0], told.pull(0))
     for mine, theirs in zip(numbers(workers[0]), numbers(of_server), strict=True):
         np.testing.assert_array_equal(mine, theirs)
     assert told._changed[0].take() is not None  # nothing is compared any more
@@ -178,9 +178,9 @@ def test_what_is_known_to_have_changed_is_pulled_as_if_all_was_compared(shares, 
 def test_where_a_rule_changes_all_nothing_is_known(
     monkeypatch, inner, corrects, is_known
 ):
-    noted, note = [], WorkerCopies.note
+    noted, note = [], WorkerCopies.record
     monkeypatch.setattr(
-        WorkerCopies, "note", lambda self, t: (noted.append(t), note(self, t))
+        WorkerCopies, "record", lambda self, t: (noted.append(t), note(self, t))
     )
     [gradients], weights = make_gradients(1, 1, "float32"), initial_weights("float32")
     with Served(1) as served:

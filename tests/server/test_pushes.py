@@ -18,7 +18,7 @@ def test_a_learning_rate_that_a_worker_sets_is_that_of_the_server():
     fake.push(1, 2.0, rate=0.5)
     before = weights(*fake.push(0, 0.0, rate=0.25))
     np.testing.assert_array_equal(weights(*fake.push(1, 4.0, rate=0.5)), before - 1)
-    assert "learning rate 0.25, by worker 0" in fake.lines
+    assert "learning rate 0.25, from worker 0" in fake.lines
 
 
 def test_a_learning_rate_set_on_a_worker_that_is_late_does_not_count_yet():
@@ -45,14 +45,14 @@ def test_a_worker_that_was_started_again(goes_on):
         fake.push(0, 0.0, rate=0.5)
     fake.join(0, process=1, handed={**fake.handed, "steps": 3 * goes_on})
     fake.push(0, 0.0, process=1, rate=0.25)
-    assert ("learning rate 0.25, by worker 0" in fake.lines) == goes_on
+    assert ("learning rate 0.25, from worker 0" in fake.lines) == goes_on
 
 
 def test_the_first_push_may_bring_another_rate():
     fake = Fake(rule=keras.optimizers.SGD(0.25))
     fake.join(0)
     weights(*fake.push(0, 2.0, rate=0.5))
-    assert "learning rate 0.5, by worker 0" in fake.lines
+    assert "learning rate 0.5, from worker 0" in fake.lines
 
 
 def test_a_schedule_has_no_rate_to_be_set():
@@ -71,7 +71,7 @@ def test_a_push_that_cannot_be_read_is_refused_and_nothing_is_updated():
     fake.join(0)
     fake.join(1)
     (reply,) = fake.send(0, Kind.PUSH, np.zeros(3, np.int32))
-    assert "worker 0 what it pushed is refused" in refusal(reply)
+    assert "worker 0 sent a push that is refused" in refusal(reply)
     np.testing.assert_array_equal(weights(*fake.push(1, 0.0)), WEIGHTS)
 
 
@@ -83,10 +83,10 @@ def test_of_pushes_of_one_step_only_that_which_cannot_be_read_is_left_out(mode, 
     fake.push(0, 2.0)
     fake.send(1, Kind.PUSH, np.zeros(3, np.int32))
     told = {slot: (slot, *rest) for slot, *rest in fake.push(2, 2.0)}
-    assert "worker 1 what it pushed is refused" in refusal(told[1])
+    assert "worker 1 sent a push that is refused" in refusal(told[1])
     for worker in (0, 2):
         if failed:
-            assert "cannot go on: worker 1 what it pushed" in refusal(told[worker])
+            assert "cannot continue: worker 1 sent a push" in refusal(told[worker])
         else:
             np.testing.assert_array_equal(weights(told[worker]), WEIGHTS - 2)
     assert fake.clock == 1
@@ -96,7 +96,7 @@ def test_a_push_of_a_later_clock_is_refused():
     fake = Fake()
     fake.join(0)
     (reply,) = fake.push(0, 1.0, step=3)
-    assert "came at 0: the server was started again" in refusal(reply)
+    assert "came at 0: the server was restarted" in refusal(reply)
 
 
 def test_a_push_of_another_step_is_refused_and_harms_nobody():
@@ -107,7 +107,7 @@ def test_a_push_of_another_step_is_refused_and_harms_nobody():
         fake.push(worker, 2.0)
     fake.push(0, 2.0)
     (reply,) = fake.push(1, 2.0, step=0)
-    assert "of step 0 came where all are of 1" in refusal(reply)
+    assert "of step 0 came, but all are of 1" in refusal(reply)
     assert len(fake.push(1, 2.0)) == 2
 
 
@@ -146,7 +146,7 @@ def test_a_quorum_is_of_those_that_are_there(way):
             told += fake.wait(1, [(0, 0)])
             if told[-1:] and told[-1][1]["status"] == Status.DONE:
                 break
-            fake.send(0, Kind.ASK)
+            fake.send(0, Kind.POLL)
         assert weights(told[-1]).tolist() == (WEIGHTS - 1).tolist()
     assert len(fake.push(0, 2.0)) == 1
 

@@ -111,10 +111,10 @@ def test_a_worker_is_given_the_rows_that_have_changed_since():
         given = slices(ids, clock)
         some = TableRows(given.indices.numpy().astype(np.int32), given.values)
         served.update([some], tf.constant(0.1))
-        served.note([some], clock)
+        served.record([some], clock)
         words = served.pull(0, clock)
         assert words[0] == len(ids)
-        embedding_rows.take_rows(forms, [own], tf.constant(words))
+        embedding_rows.assign_rows(forms, [own], tf.constant(words))
         np.testing.assert_array_equal(own.numpy(), table.numpy())
     assert served.pull(1, 3)[:4].tolist() == [3, 1, 2, 40]
     assert served.pull(1, 3).tolist() == [0]
@@ -154,8 +154,8 @@ def test_a_push_that_is_no_rows_updates_nothing():
     served = model.ServerModel(
         model_spec.create_model_spec(*given, [table], [True], [True])
     )
-    served.load(pulls.collect_entries([table]).numpy())
-    served.whole(0)
+    served.load(pulls.collect_words([table]).numpy())
+    served.full_pull(0)
     some = slices([2, 5])
     words = embedding_rows.encode_rows(
         [embedding_rows.table_spec(table)], [some], [tf.constant(1.0)]
@@ -289,7 +289,7 @@ def test_with_a_residual_beside_it_and_a_gradient_that_is_not_finite(monkeypatch
 @pytest.mark.parametrize(
     "settings, text",
     [
-        ({"names": "embeddings"}, "list of texts"),
+        ({"patterns": "embeddings"}, "list of regular expressions"),
         ({"inner": keras.optimizers.Adam()}, "needs plain SGD or Adagrad"),
         ({"inner": keras.optimizers.SGD(0.1, momentum=0.9)}, "momentum=0.9"),
         ({"mode": "backup"}, "mode='backup'"),
@@ -297,7 +297,7 @@ def test_with_a_residual_beside_it_and_a_gradient_that_is_not_finite(monkeypatch
     ],
 )
 def test_settings_that_do_not_go_with_rows(settings, text):
-    given = {"names": ["w0"], "inner": keras.optimizers.SGD(0.1), "mode": "async"}
+    given = {"patterns": ["w0"], "inner": keras.optimizers.SGD(0.1), "mode": "async"}
     with pytest.raises(ValueError, match=text):
         embedding_tables.check_table_settings(
             **{**given, "correction": None, **settings}
@@ -307,7 +307,7 @@ def test_settings_that_do_not_go_with_rows(settings, text):
 @pytest.mark.parametrize(
     "names, decay, text",
     [
-        (["no such"], None, "'no such', which is in none of"),
+        (["no such"], None, "'no such', which matches none of"),
         (["flat"], None, r"flat of shape \(3,\)"),
         (["table"], 0.1, "weight_decay=0.1"),
     ],
@@ -320,7 +320,7 @@ def test_variables_that_are_no_tables(names, decay, text):
 
 
 def test_a_gradient_of_all_rows_is_refused():
-    with pytest.raises(ValueError, match=r"Leave it out\. Received: variable table"):
+    with pytest.raises(ValueError, match=r"Omit it\. Received: variable table"):
         embedding_tables.check_table_gradients(
             [tf.zeros([VOCABULARY, WIDTH])], [variable()], [True]
         )

@@ -57,7 +57,9 @@ def test_whose_run_is_over_is_told_so(monkeypatch):
         first, second = (trained(served, monkeypatch, 0, [(4,)]) for _ in range(2))
         first.step(gradients)
         second.step(gradients)
-        with pytest.raises(tf.errors.InvalidArgumentError, match="one trains at a tim"):
+        with pytest.raises(
+            tf.errors.InvalidArgumentError, match="process trains at a tim"
+        ):
             first.step(gradients)
         for method in (first.optimizer.join, first.optimizer.pull_weights):
             with pytest.raises(RuntimeError, match="compile it with a new one"):
@@ -78,7 +80,7 @@ def test_two_optimizers_of_one_step(monkeypatch):
                 one.optimizer.apply([tf.ones(4)], one.variables)
 
         step = tf.function(apply, autograph=False)
-        with pytest.raises(RuntimeError, match="a GAN, use `DGCOptimizer`"):
+        with pytest.raises(RuntimeError, match="such as a GAN, use `DGCOptimizer`"):
             step()
 
 
@@ -92,7 +94,7 @@ def test_others_go_on_in_the_run_that_one_has_left():
     assert fake.join(1, 1, of_run(fake, 1)) == []
     (told,) = (reply for reply in fake.sent[before:] if reply[0] == 0)
     np.testing.assert_array_equal(weights(told), WEIGHTS - 1)
-    assert "takes part no longer" in refusal(fake.push(1, 2.0)[-1])
+    assert "no longer takes part" in refusal(fake.push(1, 2.0)[-1])
     for reply in fake.join(0, 2, of_run(fake, 1)):
         np.testing.assert_array_equal(weights(reply), WEIGHTS)
     assert list(fake.loop.runs) == [fake.loop.runs.service(1)]
@@ -152,6 +154,6 @@ def test_each_run_has_a_checkpoint_of_its_own(tmp_path):
     np.testing.assert_array_equal(weights(*other.join(0)), WEIGHTS)
     (told,) = other.join(0, 1, of_run(other, 1))
     np.testing.assert_array_equal(weights(told), WEIGHTS - 2)
-    assert "run 2: goes on from" in "".join(other.lines)
+    assert "run 2: resumes from" in "".join(other.lines)
     other.send(0, Kind.LEAVE, process=1, number=1)
     assert not second.exists()

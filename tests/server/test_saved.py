@@ -1,4 +1,4 @@
-"""The server's checkpoint: complete or not at all, and what goes on from it."""
+"""The server's checkpoint: complete or not at all, and what resumes from it."""
 
 import pathlib
 
@@ -38,7 +38,7 @@ def test_another_server_goes_on_where_the_last_one_was(tmp_path, correction):
     write(tmp_path, one)
     other = Fake(rule=adam(), correction=correction)
     of(tmp_path, other).restore(other.service)
-    assert "goes on from" in other.lines[-1]
+    assert "resumes from" in other.lines[-1]
     (begun,) = other.join(0)
     assert begun[1]["clock"] == 1
     for value in (1.0, -3.0):
@@ -57,11 +57,11 @@ def test_the_rate_that_workers_come_with_counts(tmp_path, correction):
     of(tmp_path, other).restore(other.service)
     for worker in range(2):
         other.join(worker)
-    assert "learning rate 0.125, in place of 0.5, by worker 0" in other.lines
+    assert "learning rate 0.125 instead of 0.5, from worker 0" in other.lines
     for rate in (0.125, 0.125, 0.25):
         mine, theirs = (fake.push(0, 1.0, rate=rate) for fake in (other, one))
         np.testing.assert_array_equal(weights(*mine), weights(*theirs))
-        assert other.service.model.rate == rate
+        assert other.service.model.learning_rate == rate
 
 
 def test_workers_that_differ_from_the_checkpoint_are_refused(tmp_path):
@@ -72,7 +72,7 @@ def test_workers_that_differ_from_the_checkpoint_are_refused(tmp_path):
     of(tmp_path, other).restore(other.service)
     said = other.join(0)
     assert "optimizer class_name is 'SGD', not 'Adam'" in said
-    assert f"as in the checkpoint {path}. Train with what that is of" in said
+    assert f"as in the checkpoint {path}. Train the model and optimizer of" in said
     (begun,) = other.join(1, handed=one.handed)
     np.testing.assert_array_equal(weights(begun), WEIGHTS)
 
@@ -171,7 +171,7 @@ def test_a_file_that_is_damaged(tmp_path, cut):
     fake.join(0)
     kept = write(tmp_path, fake)
     kept.path.write_bytes(kept.path.read_bytes()[:cut])
-    with pytest.raises(RuntimeError, match="Remove it to begin anew"):
+    with pytest.raises(RuntimeError, match="Remove the file to start anew"):
         of(tmp_path, fake).restore(Fake().service)
 
 
@@ -220,7 +220,7 @@ def test_a_full_disk_ends_nothing(tmp_path):
     kept.write_if_due(fake.service)
     other = Fake()
     of(tmp_path, other).restore(other.service)
-    assert other.lines[-1] == f"goes on from {kept.path}, at update 1"
+    assert other.lines[-1] == f"resumes from {kept.path}, at update 1"
 
 
 def test_a_file_that_cannot_be_removed_ends_nothing(tmp_path):
@@ -230,7 +230,7 @@ def test_a_file_that_cannot_be_removed_ends_nothing(tmp_path):
     kept = of(tmp_path, fake)
     kept.path.mkdir()
     kept.end(fake.service)
-    assert f"cannot remove {kept.path}, though all is done" in fake.lines[-1]
+    assert f"cannot remove {kept.path}, although training is complete" in fake.lines[-1]
 
 
 def test_a_directory_that_cannot_be_is_told_at_the_beginning(monkeypatch, tmp_path):
@@ -239,20 +239,20 @@ def test_a_directory_that_cannot_be_is_told_at_the_beginning(monkeypatch, tmp_pa
     with pytest.raises(RuntimeError, match=r"cannot write .*TF_DGC_SERVER_DIR: \[Err"):
         process.serve(Task(("127.0.0.1:1",), 1, None))
     monkeypatch.setenv("TF_DGC_SERVER_DIR", str(tmp_path / "new" / "sub"))
-    assert ServerCheckpoint.of_environment(print)
+    assert ServerCheckpoint.from_environment(print)
     assert list(tmp_path.rglob("sub/*")) == []
 
 
 def test_environment(monkeypatch, tmp_path):
-    assert ServerCheckpoint.of_environment(print) is None
+    assert ServerCheckpoint.from_environment(print) is None
     monkeypatch.setenv("TF_DGC_SERVER_DIR", str(tmp_path))
     monkeypatch.setenv("TF_DGC_SERVER_SECONDS", "5")
-    assert ServerCheckpoint.of_environment(print).path == tmp_path / "server.npz"
-    other = ServerCheckpoint.of_environment(print, (2, 3))
+    assert ServerCheckpoint.from_environment(print).path == tmp_path / "server.npz"
+    other = ServerCheckpoint.from_environment(print, (2, 3))
     assert other.path == tmp_path / "server-2.npz"
     monkeypatch.setenv("TF_DGC_SERVER_SECONDS", "often")
     with pytest.raises(ValueError, match="TF_DGC_SERVER_SECONDS must be a positive"):
-        ServerCheckpoint.of_environment(print)
+        ServerCheckpoint.from_environment(print)
 
 
 def test_a_worker_of_before_is_told_to_start_again(tmp_path):
@@ -262,4 +262,4 @@ def test_a_worker_of_before_is_told_to_start_again(tmp_path):
     other = Fake()
     of(tmp_path, other).restore(other.service)
     (reply,) = other.push(0, 2.0, number=4)
-    assert "was itself started again. Start the worker again" in refusal(reply)
+    assert "the server was restarted. Start the worker again" in refusal(reply)

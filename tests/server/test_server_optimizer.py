@@ -45,7 +45,7 @@ def test_tasks(monkeypatch):
 @pytest.mark.parametrize(
     "cluster, job, text",
     [
-        ({"worker": ["a:1", "b:1"]}, "worker", "Received: no task of type `ps`"),
+        ({"worker": ["a:1", "b:1"]}, "worker", "a cluster without a task of type `ps`"),
         ({**CLUSTER, "other": ["a:1", "b:1"]}, "other", "task other 1"),
     ],
 )
@@ -66,7 +66,7 @@ def test_no_cluster(monkeypatch):
     [
         ({"mode": "fast"}, "`mode` must be one of 'sync', 'async', 'ssp', 'backup'"),
         ({"mode": "backup"}, "needs `quorum`"),
-        ({"quorum": 1}, "needs `quorum`.*the others take none"),
+        ({"quorum": 1}, "needs `quorum`.*omit it in other modes"),
         ({"mode": "backup", "quorum": 0}, "1 or more"),
         ({"mode": "backup", "quorum": 3}, "at most the number of workers, 2"),
         (
@@ -74,12 +74,12 @@ def test_no_cluster(monkeypatch):
             "pass `error_feedback=True`",
         ),
         ({"mode": "async", "correction": "all"}, 'None, "rate" or "delay"'),
-        ({"correction": "rate"}, "computed by old weights"),
+        ({"correction": "rate"}, "computed with old weights"),
         ({"mode": "ssp", "staleness": 0, "correction": "rate"}, "old weights"),
         ({"mode": "async", "correction": "delay", "pull": "sparse"}, "all of them"),
         ({"mode": "async", "correction_strength": 1.0}, 'for `correction="delay"`'),
         ({"mode": "ssp"}, "needs `staleness`"),
-        ({"mode": "sync", "staleness": 1}, "the others take none"),
+        ({"mode": "sync", "staleness": 1}, "omit it in other modes"),
         ({"mode": "ssp", "staleness": -1}, "0 or more"),
         ({"mode": "ssp", "staleness": 1.5}, "whole number of steps"),
         ({"compressor": "sign_sgd"}, "which is a vote"),
@@ -88,13 +88,13 @@ def test_no_cluster(monkeypatch):
         ({"compressor": "no_such"}, "no_such"),
         ({"min_compress_size": -1}, "min_compress_size"),
         ({"pull": "all"}, '"whole" or "sparse"'),
-        ({"pull_sparsity": 0.9}, 'pulls of `pull="sparse"`'),
+        ({"pull_sparsity": 0.9}, 'is for `pull="sparse"`'),
         ({"pull": "sparse", "pull_sparsity": 1.0}, "number in"),
         ({"pull": "sparse", "compressor": "qsgd"}, "Pass `pull_sparsity`"),
         ({"compressor": "qsgd", "momentum_correction": True}, "needs error feedback"),
         ({"inner": sgd(use_ema=True)}, "use_ema"),
         ({"inner": sgd(gradient_accumulation_steps=2)}, "pushes in every call"),
-        ({"inner": keras.optimizers.SGD(lambda: 0.1)}, "is not sent code"),
+        ({"inner": keras.optimizers.SGD(lambda: 0.1)}, "cannot run a function"),
     ],
 )
 def test_settings_that_do_not_go(settings, text):
@@ -225,7 +225,7 @@ def test_a_model_of_which_all_is_frozen_is_loaded(tmp_path):
 
 def test_serving_needs_the_servers_task(capsys):
     assert main.main(["serve"]) == 1
-    assert "This process must be the server" in capsys.readouterr().err
+    assert "This process must be a server" in capsys.readouterr().err
 
 
 def test_an_address_that_is_taken(monkeypatch, capsys):
@@ -250,4 +250,4 @@ def test_serving_until_all_have_left(monkeypatch, capsys, secret):
         tf_dgc.ServerOptimizer(sgd())
     printed = capsys.readouterr().out
     assert f"listens on 0.0.0.0:{port}, for 2 workers" in printed
-    assert ("WARNING: whoever reaches this address" in printed) is (not secret)
+    assert ("WARNING: anyone who can reach this address" in printed) is (not secret)

@@ -136,9 +136,9 @@ def test_methods_that_draw_at_random(monkeypatch):
 def test_a_worker_of_another_cluster_is_refused():
     fake = Fake()
     assert fake.join(0, handed={**fake.handed, "shard": [1, 2]}) == (
-        "The server refuses worker 0, by what it is to be trained with: it is for "
-        "server 1 of 2, and by its own TF_CONFIG this one is server 0 of 1. All "
-        "workers must run the same version of tf_dgc, with the same model and settings."
+        "The server refuses worker 0 because of its model spec: it is for server 1 of "
+        "2, and according to its TF_CONFIG this is server 0 of 1. All workers must run "
+        "the same version of tf_dgc, with the same model and settings."
     )
 
 
@@ -149,11 +149,11 @@ class Link:
         self.name, self._said, self._clock = name, said, clock
         self._asks, self._starts = iter(asks), iter(starts)
 
-    def enter(self):
+    def join(self):
         self._said.append(f"enter {self.name}")
         return next(self._asks), self._clock
 
-    def give(self):
+    def initialize(self):
         self._said.append(f"give {self.name}")
 
     def start(self):
@@ -196,6 +196,6 @@ def test_one_without_its_checkpoint(missing):
         Link(name, said, *((0, [True]) if name == missing else (7, [False])))
         for name in "ab"
     ]
-    with pytest.raises(RuntimeError, match=f"tf_dgc: {missing} begins anew, where"):
+    with pytest.raises(RuntimeError, match=f"tf_dgc: {missing} starts anew, but"):
         join_servers(links)
     assert said[-2:] == ["leave a", "leave b"]

@@ -14,7 +14,7 @@ def test_strangers_and_damage_are_refused_by_name():
     fake = Fake()
     fake.join(0)
     (reply,) = fake.push(1, 1.0, secret=[1, 2, 3, 4])
-    assert "in the name of worker 1 is refused: its secret is another" in refusal(reply)
+    assert "in the name of worker 1 is refused: its secret differs" in refusal(reply)
     (reply,) = fake.take(1, np.zeros(40, np.int32))
     assert "it is of another program or version" in refusal(reply)
     (reply,) = fake.send(1, 77)
@@ -43,7 +43,7 @@ def test_a_refusal_does_not_reach_the_worker_that_waits_in_the_slot(what):
     assert (own[1]["status"], own[1]["incarnation"]) == (Status.WAIT, 100)
     assert stranger[1]["incarnation"] != 100 or stranger[1]["number"] == 5
     refusal(stranger)
-    assert fake.send(1, Kind.ASK) == []
+    assert fake.send(1, Kind.POLL) == []
     for reply in fake.push(0, 2.0):
         np.testing.assert_array_equal(weights(reply), WEIGHTS - 2)
 
@@ -60,11 +60,11 @@ def test_a_newcomer_that_is_refused_does_not_replace_who_is_there():
     fake.join(1)
     fake.push(1, 2.0)
     other = {**fake.handed, "variables": []}
-    text = messages.to_body(json.dumps(other))
+    text = messages.encode_text(json.dumps(other))
     own, refused = fake.send(1, Kind.JOIN, text, process=1)
     assert own[1]["status"] == Status.WAIT
     assert "The server refuses worker 1" in refusal(refused)
-    assert fake.send(1, Kind.ASK) == []
+    assert fake.send(1, Kind.POLL) == []
     assert len(fake.push(0, 2.0)) == 2
     assert fake.service.failure is None
 
@@ -95,13 +95,13 @@ def test_a_process_that_was_replaced_does_not_end_its_successor():
     assert (own[1]["status"], own[1]["incarnation"]) == (Status.WAIT, 101)
     assert "does not know this process" in refusal(old)
     fake.send(1, Kind.LEAVE, number=9)
-    assert fake.send(1, Kind.ASK, process=1) == []
+    assert fake.send(1, Kind.POLL, process=1) == []
     assert len(fake.push(0, 2.0)) == 2
 
 
 def test_what_a_process_hands_over_may_be_anything():
     for text in ("", "[]", "{}", "null", '{"version": 1}'):
         fake = Fake()
-        (reply,) = fake.send(0, Kind.JOIN, messages.to_body(text))
+        (reply,) = fake.send(0, Kind.JOIN, messages.encode_text(text))
         assert "The server refuses worker 0" in refusal(reply)
         weights(*fake.join(1))

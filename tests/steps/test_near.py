@@ -124,7 +124,7 @@ def test_workers_move_by_their_row_of_the_matrix(name, number):
     for place, rows_of, mine in zip(places, run_all(rounds), sent, strict=True):
         them = Neighbors(gossip, place, tf.constant(7, tf.int64))
         pull = np.zeros_like(mine)
-        for row, worker, share in zip(rows_of, them.workers, them.shares, strict=True):
+        for row, worker, share in zip(rows_of, them.workers, them.weights, strict=True):
             theirs = coder(name, "float64").decode(row, values[place.worker], worker)
             pull += share * (np.concatenate(theirs.values) - mine)
         pulls.append(pull)

@@ -41,7 +41,7 @@ def write(directory, content=b"library", **changes):
     fields = {
         "tensorflow": tf.__version__,
         "compiler": "g++",
-        "sources": native_library._hash(SOURCES),
+        "sources": native_library._hash_sources(SOURCES),
         "sha256": hashlib.sha256(content).hexdigest(),
     }
     stamp.write_text(json.dumps({**fields, **changes}))
@@ -65,7 +65,7 @@ def test_good_stamp(tmp_path):
 )
 def test_stamp_that_does_not_fit(monkeypatch, tmp_path, changes, what):
     monkeypatch.setattr(
-        native_library, "_sources", lambda: SOURCES
+        native_library, "_source_directory", lambda: SOURCES
     )  # as in a source tree
     assert what in native_library.check_stamp(*write(tmp_path, **changes))[1]
 
@@ -74,20 +74,20 @@ def test_which_folder_holds_the_sources(monkeypatch, tmp_path):
     monkeypatch.setattr(
         native_library, "_DIRECTORY", SOURCES.parent / "tf_dgc" / "_native"
     )
-    assert native_library._sources() == SOURCES
+    assert native_library._source_directory() == SOURCES
     # Somebody else's folder beside an installed package, then somebody else's project.
     monkeypatch.setattr(native_library, "_DIRECTORY", tmp_path / "tf_dgc" / "_native")
     operations = tmp_path / "custom_ops"
     (operations / "cpu").mkdir(parents=True)
     (operations / "cpu" / "theirs.cc").write_text("int main() {}")
-    assert native_library._sources() is None
+    assert native_library._source_directory() is None
     assert native_library.check_stamp(*write(tmp_path)) == (ANY, "")
     (operations / "builder.py").touch()
     project = tmp_path / "pyproject.toml"
     project.write_text('[project]\nname = "theirs"\n')
-    assert native_library._sources() is None
+    assert native_library._source_directory() is None
     project.write_text('[project]\nname = "tf_dgc"\n')
-    assert native_library._sources() == operations
+    assert native_library._source_directory() == operations
     assert "changed since" in native_library.check_stamp(*write(tmp_path))[1]
 
 
@@ -96,11 +96,11 @@ def test_a_file_that_is_not_ours(tmp_path):
     library.write_bytes(b"another file")
     assert "not the file" in native_library.check_stamp(library, stamp)[1]
     stamp.write_text("{}")
-    assert "not ours" in native_library.check_stamp(library, stamp)[1]
+    assert "tf_dgc did not build it" in native_library.check_stamp(library, stamp)[1]
     stamp.unlink()
-    assert "not ours" in native_library.check_stamp(library, stamp)[1]
+    assert "tf_dgc did not build it" in native_library.check_stamp(library, stamp)[1]
     library.unlink()
-    assert "was not built" in native_library.check_stamp(library, stamp)[1]
+    assert "were not built" in native_library.check_stamp(library, stamp)[1]
 
 
 def test_libraries_for_other_versions(tmp_path):
@@ -144,15 +144,15 @@ def test_forbidden(fresh, monkeypatch, capsys):
     monkeypatch.setenv("TF_DGC_NATIVE", "0")
     tf_dgc.DGCOptimizer(keras.optimizers.SGD())  # no warning
     assert doctor.main() == 0
-    assert "TF_DGC_NATIVE=0 forbids" in capsys.readouterr().out
+    assert "TF_DGC_NATIVE=0 disables" in capsys.readouterr().out
 
 
 def test_demanded_and_missing(fresh, monkeypatch, tmp_path, capsys):
     use(monkeypatch, tmp_path / "none.so", tmp_path / "none.json", "1")
-    with pytest.raises(ImportError, match="was not built"):
+    with pytest.raises(ImportError, match="were not built"):
         tf_dgc.DGCOptimizer(keras.optimizers.SGD())
     assert doctor.main() == 1
-    assert "was not built" in capsys.readouterr().err
+    assert "were not built" in capsys.readouterr().err
 
 
 def test_another_value_of_the_variable(fresh, monkeypatch):

@@ -22,7 +22,7 @@ SCHEDULE = schedules.PiecewiseConstantSparsity([3], [0.0, 0.9])
 
 def goes(name):
     try:
-        validation.check_method(compressors.get(name))
+        validation.check_compressor(compressors.get(name))
     except ValueError:
         return False
     return True

@@ -123,7 +123,9 @@ def test_what_is_left_out_on_the_way_is_kept(
     for mine, theirs in pairs:
         np.testing.assert_allclose(mine, theirs, rtol=1e-5, atol=1e-5)
     # In four steps of 20 and 15 entries, half of which arrive.
-    last = trainer.local(list(optimizer.state.worker_state.last_sent._last.values()))
+    last = trainer.local(
+        list(optimizer.state.worker_state.last_sent._last_sent.values())
+    )
     for worker in last:
         for tensor, most in zip(worker, (40, 32), strict=True):
             assert 10 <= np.count_nonzero(tensor) <= most

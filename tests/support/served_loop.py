@@ -54,13 +54,13 @@ class Fake:
         words = messages.add_frame(
             REQUEST, np.asarray(body, np.int32), **{**fields, **changed}
         )
-        slot = worker + self.number * (kind in (Kind.BEAT, Kind.LEAVE))
+        slot = worker + self.number * (kind in (Kind.HEARTBEAT, Kind.LEAVE))
         return self.take(slot, words)
 
     def take(self, slot, words):
         before = len(self.sent)
-        self.loop._take(slot, words)
-        self.loop.runs.settle(self.time)
+        self.loop._receive(slot, words)
+        self.loop.runs.advance(self.time)
         return self.sent[before:]
 
     def wait(self, seconds, alive=(), works=()):
@@ -69,8 +69,8 @@ class Fake:
         for _ in range(int(2 * seconds)):
             self.time += 0.5
             for worker, process in alive:
-                self.send(worker, Kind.BEAT, [worker in works], process, number=1)
-            self.loop.runs.settle(self.time)
+                self.send(worker, Kind.HEARTBEAT, [worker in works], process, number=1)
+            self.loop.runs.advance(self.time)
         return [s for s in self.sent[before:] if s[0] < self.number]
 
     @property
@@ -79,14 +79,14 @@ class Fake:
         return model.clock if model else 0
 
     def join(self, worker, process=0, handed=None):
-        text = messages.to_body(model_spec.model_spec_text(handed or self.handed))
+        text = messages.encode_text(model_spec.model_spec_text(handed or self.handed))
         told = self.send(worker, Kind.JOIN, text, process)
         mine = worker, 100 + process
         _, head, body = next(t for t in told if (t[0], t[1]["incarnation"]) == mine)
         if head["status"] == Status.REFUSED:
-            return messages.to_text(body)
-        if json.loads(messages.to_text(body))["give"]:
-            self.send(worker, Kind.GIVE, WEIGHTS.view(np.int32), process)
+            return messages.decode_text(body)
+        if json.loads(messages.decode_text(body))["give"]:
+            self.send(worker, Kind.INITIALIZE, WEIGHTS.view(np.int32), process)
         return self.send(worker, Kind.START, process=process)
 
     def push(self, worker, gradient, process=0, **changed):
@@ -98,15 +98,15 @@ class Fake:
 
 def weights(reply, status=Status.DONE):
     _, head, body = reply
-    assert head["status"] == status, messages.to_text(body)
+    assert head["status"] == status, messages.decode_text(body)
     return body.view(np.float32)
 
 
 def refusal(reply):
     _, head, body = reply
     assert head["status"] == Status.REFUSED
-    return messages.to_text(body)
+    return messages.decode_text(body)
 
 
 def body_of(fake):
-    return messages.to_body(model_spec.model_spec_text(fake.handed))
+    return messages.encode_text(model_spec.model_spec_text(fake.handed))

@@ -32,7 +32,7 @@ class Server:
         (port,) = launcher.free_ports(1)
         self.address = f"127.0.0.1:{port}"
         self.transport = rpc.Server(self.address, 2 * num_workers)
-        settings = {"say": self.lines.append, "secret": "", "shard": shard}
+        settings = {"log": self.lines.append, "secret": "", "shard": shard}
         self.loop = ServerLoop(self.transport, num_workers, limits, **settings)
         self.service = self.loop.runs.service(0)
         self._over = threading.Event()

@@ -7,9 +7,7 @@ from typing import Any
 
 from tensorflow.compiler.xla.tsl.protobuf import coordination_config_pb2
 from tensorflow.python import pywrap_tfe
-from tensorflow.python.distribute import (
-    multi_worker_util,
-)
+from tensorflow.python.distribute import multi_worker_util
 from tensorflow.python.eager import context as eager_context
 
 
@@ -19,7 +17,7 @@ def has_coordination_service() -> bool:
 
 
 def is_too_late_for_a_cluster() -> bool:
-    """Whether TensorFlow's runtime has started, by itself (`Context`).
+    """Whether TensorFlow's runtime has started without a cluster (`Context`).
 
     `configure_collective_ops` then raises "Collective ops must be configured at program
     startup".
@@ -43,11 +41,11 @@ def eager_context_capsule() -> Any:
 
 @contextlib.contextmanager
 def enabling_collectives_by(enable: Callable[[Any, bytes], None]) -> Iterator[None]:
-    """Within, connect to the other workers by `enable(context_capsule, server_def)`.
+    """Connect to the other workers by `enable(context_capsule, server_def)` within.
 
-    In place of `pywrap_tfe.TFE_EnableCollectiveOps`, in which
-    `Context.ensure_initialized` keeps Python's lock until all are there. Of all
-    modules' names this alone is changed, and only until a strategy is made.
+    Replaces `pywrap_tfe.TFE_EnableCollectiveOps`, in which `Context.ensure_initialized`
+    holds Python's lock until all workers are there. This is the only function of a
+    module that is replaced, and only while a strategy is created.
     """
     stock = pywrap_tfe.TFE_EnableCollectiveOps
     pywrap_tfe.TFE_EnableCollectiveOps = enable
@@ -60,15 +58,10 @@ def enabling_collectives_by(enable: Callable[[Any, bytes], None]) -> Iterator[No
 def configure_coordination(
     cluster: Any, heartbeat_seconds: float, start_seconds: float
 ) -> None:
-    """Set the times of TensorFlow's coordination service; call it before the strategy.
+    """Set timeouts of TensorFlow's coordination service, before a strategy is created.
 
-    What `CollectiveAllReduceExtended._initialize_multi_worker` does, but for the times.
-
-    Args:
-        cluster: description of the cluster, a `tf.train.ClusterSpec`.
-        heartbeat_seconds: seconds without a heartbeat after which a worker counts as
-            gone.
-        start_seconds: seconds to look for the worker that coordinates.
+    As `CollectiveAllReduceExtended._initialize_multi_worker`, except for the timeouts:
+    without a heartbeat for `heartbeat_seconds`, a worker counts as gone.
     """
     spec = multi_worker_util.normalize_cluster_spec(cluster)
     eager_context.context().configure_coordination_service(
@@ -86,13 +79,10 @@ def configure_coordination(
     )
 
 
-# --- Threads that may have to be started while the interpreter ends.
-
-
 def start_daemon_thread(call: Callable[[], Any], name: str) -> None:
-    """Call in a daemon thread; in this one where none can be started.
+    """Call a function in a daemon thread, or in this one if none can be started.
 
-    While the interpreter ends, Python 3.12 starts no thread any more.
+    While the interpreter ends, Python 3.12 starts no threads.
     """
     try:
         threading.Thread(target=call, name=name, daemon=True).start()

@@ -16,31 +16,34 @@ from tensorflow.python.distribute import values
 from tf_dgc._internals import optimizer_copies
 from tf_dgc.arguments import show
 
-# --- What Keras saves and loads of one optimizer: methods that are replaced on it.
+# Saving and loading
 
-METHODS = ("save_own_variables", "load_own_variables")
+_SAVE_METHODS = ("save_own_variables", "load_own_variables")
 
 
 def leave_out_of_files(optimizer: keras.optimizers.Optimizer) -> None:
-    """Let Keras save nothing of this instance: its owner does."""
-    for name in METHODS:
+    """Make Keras save nothing of this instance, because its owner does."""
+    for name in _SAVE_METHODS:
         setattr(optimizer, name, lambda store: None)
 
 
 def load_only_if(
-    optimizer: keras.optimizers.Optimizer, wanted: Callable[[], bool]
+    optimizer: keras.optimizers.Optimizer, condition: Callable[[], bool]
 ) -> None:
-    """Let Keras load the state of this instance only where its owner's was loaded."""
+    """Make Keras load the state of this instance only if a condition holds."""
     load = optimizer.load_own_variables
-    optimizer.load_own_variables = lambda store: load(store) if wanted() else None
+    optimizer.load_own_variables = lambda store: load(store) if condition() else None
+
+
+# Settings
 
 
 def arguments_of(optimizer: keras.optimizers.Optimizer) -> dict[str, Any]:
     """Return the arguments of the constructor that are attributes, by name.
 
-    They are not serialized: not everything that trains has a config.
+    They are not serialized, because not every learning rate has a config.
     """
-    values = {
+    arguments = {
         name: getattr(optimizer, name)
         for name in inspect.signature(type(optimizer)).parameters
         if name != "learning_rate" and hasattr(optimizer, name)
@@ -49,16 +52,16 @@ def arguments_of(optimizer: keras.optimizers.Optimizer) -> dict[str, Any]:
     if isinstance(rate, keras.Variable):
         with tf.init_scope():  # also while a step is traced
             rate = float(rate.numpy())
-    return {"learning_rate": rate, **values}
+    return {"learning_rate": rate, **arguments}
 
 
 def learning_rate_of(optimizer: keras.optimizers.Optimizer) -> Any:
-    """Return the variable of the learning rate, a schedule or a callable."""
+    """Return the learning rate: a variable, a schedule or a callable."""
     return optimizer._learning_rate
 
 
 def rate_variable(optimizer: keras.optimizers.Optimizer) -> keras.Variable | None:
-    """Return the variable of the learning rate; None if that has a schedule."""
+    """Return the variable of the learning rate; None if it is a schedule."""
     rate = optimizer._learning_rate
     return rate if isinstance(rate, keras.Variable) else None
 
@@ -66,11 +69,11 @@ def rate_variable(optimizer: keras.optimizers.Optimizer) -> keras.Variable | Non
 def behaves_as(
     optimizer: keras.optimizers.Optimizer, kind: type[keras.optimizers.Optimizer]
 ) -> bool:
-    """Whether a step is that of `kind`, though the class may be a subclass.
+    """Whether a step is that of `kind`, even if the class is a subclass.
 
-    None of what `kind` consists of, or takes as an argument, may be replaced in a
-    subclass or on the object, but for how it is made, how gradients are summed, and
-    what functions of `_internals` replace.
+    No attribute or argument of `kind` may be overridden in the subclass or on the
+    object, except its construction, how gradients are summed, and what this package
+    replaces.
     """
     return isinstance(optimizer, kind) and not overridden(optimizer, kind)
 
@@ -78,18 +81,18 @@ def behaves_as(
 def overridden(
     optimizer: keras.optimizers.Optimizer, kind: type[keras.optimizers.Optimizer]
 ) -> list[str]:
-    """Return the names of what is replaced of its `kind`, as `behaves_as` has it."""
+    """Return the names that keep `behaves_as` from being true."""
     subclasses = [c for c in type(optimizer).__mro__ if c not in kind.__mro__]
-    of_user = optimizer_copies.replaced_methods(optimizer)
-    of_object = optimizer_copies.methods_of_instance(optimizer)
-    of_object -= _REPLACED_HERE - of_user
-    replaced = of_object.union(*map(vars, subclasses))
-    consists_of = {*dir(kind), *inspect.signature(kind).parameters}
-    return sorted(replaced & consists_of - _MAY_DIFFER)
+    by_user = optimizer_copies.replaced_methods(optimizer)
+    on_object = optimizer_copies.methods_of_instance(optimizer)
+    on_object -= _REPLACED_HERE - by_user
+    replaced = on_object.union(*map(vars, subclasses))
+    names = {*dir(kind), *inspect.signature(kind).parameters}
+    return sorted(replaced & names - _MAY_DIFFER)
 
 
 def clips_by_itself(optimizer: keras.optimizers.Optimizer) -> bool:
-    """Whether class or object replace `_clip_gradients` or `_clip_by_norm`."""
+    """Whether class or object override `_clip_gradients` or `_clip_by_norm`."""
     kind, stock = type(optimizer), keras.optimizers.Optimizer
     names = {"_clip_gradients", "_clip_by_norm"}
     return any(getattr(kind, n) is not getattr(stock, n) for n in names) or bool(
@@ -104,29 +107,32 @@ _MAY_DIFFER = {
 }
 
 
+# Variables
+
+
 def share_iterations(
     optimizer: keras.optimizers.Optimizer, other: keras.optimizers.Optimizer
 ) -> None:
-    """Make `optimizer` count its steps in the variable of `other`.
+    """Make `optimizer` use the iterations of `other`.
 
-    The variable it had stays in `_variables`: TensorFlow cannot checkpoint a tracked
+    The previous variable stays in `_variables`: TensorFlow cannot checkpoint a tracked
     list from which something was removed.
     """
     optimizer._unused_iterations = optimizer._iterations
     optimizer._iterations = other._iterations
 
 
-class _Adopted(keras.Variable):
-    """A `tf.Variable` as a Keras variable: the same memory.
+class _WrappedVariable(keras.Variable):
+    """A `tf.Variable` as a Keras variable, which shares its memory.
 
-    Keras's optimizers take both (`_initialize_with_initializer`, `_path`).
+    Keras's optimizers accept both (`_initialize_with_initializer`, `_path`).
     """
 
     def __init__(self, variable: tf.Variable):
-        self._adopted = variable
+        self._wrapped = variable
         name = variable.name.split(":")[0]
         super().__init__(
-            initializer="zeros",  # is not asked
+            initializer="zeros",  # not used
             shape=variable.shape,
             dtype=variable.dtype.name,
             trainable=variable.trainable,
@@ -135,18 +141,20 @@ class _Adopted(keras.Variable):
         self._path = name
 
     def _initialize_with_initializer(self, initializer: Any) -> None:
-        self._initialize(self._adopted)
+        self._initialize(self._wrapped)
 
 
 def as_keras_variable(variable: Any) -> keras.Variable:
-    """Return a `tf.Variable` as a `keras.Variable`, and that as it is."""
-    return variable if isinstance(variable, keras.Variable) else _Adopted(variable)
+    """Return a `tf.Variable` or `keras.Variable` as a `keras.Variable`."""
+    if isinstance(variable, keras.Variable):
+        return variable
+    return _WrappedVariable(variable)
 
 
 class _Scalar(keras.Variable):
-    """A variable that `float` and `int` take under every strategy.
+    """A variable that `float` and `int` accept under every strategy.
 
-    `tf.distribute`'s variables cannot be converted, `keras.Variable` tries to.
+    `keras.Variable` converts its value, which variables of `tf.distribute` reject.
     """
 
     def __float__(self) -> float:
@@ -157,7 +165,7 @@ class _Scalar(keras.Variable):
 
 
 def make_scalars_readable(optimizer: keras.optimizers.Optimizer) -> None:
-    """Let `float` and `int` take the optimizer's learning rate and iterations."""
+    """Make `float` and `int` accept the optimizer's learning rate and iterations."""
     for variable in (optimizer._iterations, optimizer._learning_rate):
         if type(variable) is keras.Variable:
             variable.__class__ = _Scalar
@@ -169,7 +177,7 @@ def remember_variables(
 ) -> None:
     """Build an optimizer, without moving averages (`Optimizer.build`).
 
-    Its indices count variables that are trained; those that gradients overwrite follow.
+    Its indices count trained variables first, then those that gradients overwrite.
     """
     trained_first = sorted(variables, key=overwrites_with_gradient)
     optimizer._trainable_variables_indices = {
@@ -179,49 +187,52 @@ def remember_variables(
     optimizer.built = True
 
 
+# Steps
+
+
 def replace_all_reduce(
     optimizer: keras.optimizers.Optimizer, function: Callable[[Any], Any]
 ) -> None:
-    """Replace how this instance sums `(gradient, variable)` pairs over replicas."""
+    """Replace the sum of `(gradient, variable)` pairs over replicas."""
     optimizer._all_reduce_sum_gradients = function
 
 
 def step_alone(optimizer: keras.optimizers.Optimizer) -> None:
-    """Let this instance step in replica context, with nothing that meets others.
+    """Make this instance step in replica context, without other replicas.
 
-    Keras updates across replicas, which is refused within a condition of a replica. All
-    that it updates must be of no aggregation: then that is the replica's own copy. So
-    are the iterations (`count_alone`).
+    Keras updates across replicas, which TensorFlow rejects within a condition of a
+    replica. All updated variables must have no aggregation, so that each replica has
+    its own copy; for the iterations, see `count_alone`.
 
     Raises:
-        ValueError: for a class with an update of its own across replicas.
+        ValueError: for a class that overrides the update across replicas.
     """
     kind, stock = type(optimizer), base_optimizer.BaseOptimizer
     update = "_backend_update_step"
-    of_user = optimizer_copies.replaced_methods(optimizer)
-    own = [
+    by_user = optimizer_copies.replaced_methods(optimizer)
+    overrides = [
         name
         for name in _ACROSS_REPLICAS
-        if name in of_user
+        if name in by_user
         or getattr(kind, name) is not getattr(keras.optimizers.Optimizer, name)
     ]
-    if update in own:
+    if update in overrides:
         raise ValueError(
-            "The inner optimizer must be one that can step on one worker alone, and "
-            f"`{kind.__name__}` overrides `{update}`, which meets the others. Pass "
-            f"another, such as `Adam`. Received: {show(optimizer)}"
+            "The inner optimizer must be able to step on one worker alone, and "
+            f"`{kind.__name__}` overrides `{update}`, which involves the others. Pass "
+            f"another optimizer, such as `Adam`. Received: {show(optimizer)}"
         )
-    alone = {
+    local_methods = {
         "_apply_weight_decay": _decay_alone,
         "_backend_update_step": _update_alone,
         _ACCUMULATE: getattr(stock, _ACCUMULATE),
     }
-    for name in set(_ACROSS_REPLICAS) - set(own):
-        setattr(optimizer, name, types.MethodType(alone[name], optimizer))
+    for name in set(_ACROSS_REPLICAS) - set(overrides):
+        setattr(optimizer, name, types.MethodType(local_methods[name], optimizer))
 
 
 def _decay_alone(self: Any, variables: Any) -> None:
-    """Do what `TFOptimizer._apply_weight_decay` does, on this replica alone."""
+    """Replace `TFOptimizer._apply_weight_decay` on this replica alone."""
     if self.weight_decay is None:
         return
     for variable in map(_local_copy, variables):
@@ -232,7 +243,7 @@ def _decay_alone(self: Any, variables: Any) -> None:
 
 
 def _update_alone(self: Any, grads: Any, variables: Any, learning_rate: Any) -> None:
-    """Do what `TFOptimizer._backend_update_step` does, on this replica alone."""
+    """Replace `TFOptimizer._backend_update_step` on this replica alone."""
     for gradient, variable in zip(grads, variables, strict=True):
         self.update_step(gradient, _local_copy(variable), learning_rate)
 
@@ -244,7 +255,7 @@ def _local_copy(variable: Any) -> tf.Variable:
 
 
 def count_alone(optimizer: keras.optimizers.Optimizer) -> None:
-    """Let this instance count its iterations in a variable of no aggregation."""
+    """Make this instance count its iterations in a variable without aggregation."""
     optimizer._unused_iterations = optimizer._iterations
     optimizer._iterations = keras.Variable(
         0, dtype=optimizer._iterations.dtype, trainable=False, name="iteration"
@@ -255,22 +266,22 @@ _ACCUMULATE = "_backend_increment_gradient_accumulators"
 _ACROSS_REPLICAS = ("_apply_weight_decay", "_backend_update_step", _ACCUMULATE)
 
 
-_REPLACED_HERE = {*_ACROSS_REPLICAS, *METHODS, "_get_current_learning_rate"}
+_REPLACED_HERE = {*_ACROSS_REPLICAS, *_SAVE_METHODS, "_get_current_learning_rate"}
 
 
 def replace_update_step(
     optimizer: keras.optimizers.Optimizer, function: Callable[..., None]
 ) -> None:
-    """Replace how this instance updates a variable: `update_step` of its class."""
+    """Replace `update_step` of this instance."""
     optimizer.update_step = function
 
 
 @contextlib.contextmanager
 def tracked() -> Iterator[None]:
-    """Let variables belong to the optimizer whose attributes they become.
+    """Make Keras track variables that become attributes of an optimizer.
 
     `LossScaleOptimizer.build` turns that off, also for the optimizer that it wraps,
-    whose variables would be in no file.
+    whose variables would not be saved.
     """
     before = tracking.is_tracking_enabled()
     global_state.set_global_attribute("tracking_on", True)
@@ -281,7 +292,7 @@ def tracked() -> Iterator[None]:
 
 
 def own_variables(optimizer: keras.optimizers.Optimizer) -> list[keras.Variable]:
-    """Return the variables the optimizer itself tracks, not its inner ones."""
+    """Return the variables that the optimizer tracks, without its inner optimizer's."""
     return [v for v in optimizer._variables if v is not optimizer._unused_iterations]
 
 
@@ -307,21 +318,16 @@ def known_variables(
 ) -> list[keras.Variable]:
     """Return, for each variable, the object that the optimizer was built with.
 
-    All replicas then have the same one, which is how TensorFlow knows that it is one.
+    TensorFlow then sees the same object on all replicas.
     """
-    known = {optimizer._var_key(v): v for v in optimizer._trainable_variables}
-    return [known[optimizer._var_key(v)] for v in variables]
+    by_key = {optimizer._var_key(v): v for v in optimizer._trainable_variables}
+    return [by_key[optimizer._var_key(v)] for v in variables]
 
 
 def distinct_variables(
     optimizer: keras.optimizers.Optimizer, variables: Any
 ) -> list[keras.Variable]:
-    """Return the variables, each of them once, as `keras.Variable`s.
-
-    Args:
-        optimizer: any Keras optimizer.
-        variables: variables of Keras or TensorFlow.
-    """
+    """Return variables of Keras or TensorFlow, each once, as `keras.Variable`s."""
     by_key: dict[Any, keras.Variable] = {}
     for variable in map(as_keras_variable, variables):
         by_key.setdefault(optimizer._var_key(variable), variable)
@@ -334,14 +340,14 @@ def variable_index(optimizer: keras.optimizers.Optimizer, variable: Any) -> int:
 
 
 def uses_weight_decay(optimizer: keras.optimizers.Optimizer, variable: Any) -> bool:
-    """Whether `exclude_from_weight_decay` leaves the variable in."""
+    """Whether weight decay applies to the variable."""
     return optimizer._use_weight_decay(variable)
 
 
 class CoupledDecay(keras.optimizers.Optimizer):
     """An optimizer that applies `weight_decay` in `update_step`.
 
-    Keras does it apart from the gradient, in `_apply_weight_decay`.
+    Keras applies it separately, in `_apply_weight_decay`.
     """
 
     def _apply_weight_decay(self, variables: Any) -> None:
@@ -349,28 +355,26 @@ class CoupledDecay(keras.optimizers.Optimizer):
 
 
 def overwrites_with_gradient(variable: Any) -> bool:
-    """Whether Keras overwrites the variable by its gradient (float8 scales)."""
+    """Whether Keras overwrites the variable with its gradient (float8 scales)."""
     return getattr(variable, "overwrite_with_gradient", False)
 
 
-# --- Learning rates of Keras's optimizers: multiplied by a variable, or by calls.
+# Learning rates and moving averages
 
 
 def scale_rate(
     optimizer: keras.optimizers.Optimizer, factor: tf.Variable
 ) -> Callable[[], Any]:
-    """Multiply the learning rate; return a function of it as it was, a variable or not.
+    """Multiply the learning rate by a scalar; return a function that returns the rate.
 
-    Args:
-        optimizer: optimizer, not yet built.
-        factor: factor, a scalar.
+    Call it before the optimizer is built.
     """
-    given = optimizer._learning_rate
+    original = optimizer._learning_rate
 
     def rate() -> Any:
-        if isinstance(given, keras.optimizers.schedules.LearningRateSchedule):
-            return given(optimizer._iterations)
-        return given
+        if isinstance(original, keras.optimizers.schedules.LearningRateSchedule):
+            return original(optimizer._iterations)
+        return original
 
     def scaled() -> Any:
         value = tf.convert_to_tensor(rate())
@@ -383,14 +387,10 @@ def scale_rate(
 def count_rate_by_calls(
     optimizer: keras.optimizers.Optimizer, calls: Callable[[], tf.Tensor]
 ) -> None:
-    """Let a schedule go by calls, where this instance counts steps of several.
+    """Evaluate a schedule at the number of calls instead of the number of steps.
 
-    So does that of an optimizer of Keras, which accumulates itself: its `_iterations`
-    are calls, and a schedule is asked for these.
-
-    Args:
-        optimizer: optimizer, which does not accumulate.
-        calls: function that returns the number of calls before this one, a scalar.
+    A Keras optimizer that accumulates gradients itself does the same: its `_iterations`
+    count calls. `calls` returns the number of calls before this one, a scalar.
     """
     stock = optimizer._get_current_learning_rate
 
@@ -403,15 +403,8 @@ def count_rate_by_calls(
     optimizer._get_current_learning_rate = types.MethodType(current, optimizer)
 
 
-# --- Moving averages of weights, which Keras's optimizers keep with `use_ema`.
-
-
 def update_averages(optimizer: keras.optimizers.Optimizer) -> None:
-    """Do with these averages what Keras does in a call that only accumulates.
-
-    Args:
-        optimizer: optimizer that keeps them.
-    """
+    """Update `use_ema`'s averages as Keras does in a call that only accumulates."""
     variables = optimizer._trainable_variables
     optimizer._update_model_variables_moving_average(variables)
     if every := optimizer.ema_overwrite_frequency:

@@ -1,4 +1,4 @@
-"""What the update of a Keras optimizer consists of; some of its names are private."""
+"""Slots, settings and update rules of Keras's optimizers; some names are private."""
 
 import types
 from collections.abc import Callable, Mapping
@@ -9,28 +9,25 @@ import tensorflow as tf
 
 from tf_dgc._internals.keras_optimizers import behaves_as, variable_index
 
-# --- Private names of what an optimizer remembers, and of how old that is.
-
 
 def count_age(optimizer: keras.optimizers.Optimizer) -> keras.Variable:
-    """Let what this instance remembers have an age of its own.
+    """Make `update_step` count iterations since the optimizer's state was reset.
 
-    The bias corrections of an Adam go by it, and all else that `update_step` does with
-    `iterations`. Schedules of the learning rate and accumulation go by the iterations
-    (`_iterations`), of which `update_step` alone is shown others.
+    Adam's bias corrections then use that age. Learning rate schedules and accumulation
+    still use all iterations (`_iterations`).
 
     Returns:
-        Variable of the iteration with which the state began, 0 at first; of no
-        aggregation, as those of an optimizer that steps alone.
+        Variable of the iteration of the last reset, 0 at first; without aggregation, as
+        the variables of an optimizer that steps alone.
     """
     began = keras.Variable(
         0, dtype=optimizer._iterations.dtype, trainable=False, name="began"
     )
-    optimizer._tf_dgc_began = began  # by that Keras counts it among its variables
+    optimizer._tf_dgc_began = began  # Keras tracks it by that
     stock = optimizer._backend_update_step
 
     def update_step(self: Any, grads: Any, variables: Any, learning_rate: Any) -> None:
-        attributes = vars(self)  # not those that Keras tracks
+        attributes = vars(self)  # assigned without Keras's tracking
         iterations = attributes["_iterations"]
         attributes["_iterations"] = tf.convert_to_tensor(iterations.value) - began.value
         try:
@@ -42,45 +39,42 @@ def count_age(optimizer: keras.optimizers.Optimizer) -> keras.Variable:
     return began
 
 
-def age_counters(optimizer: keras.optimizers.Optimizer) -> list[keras.Variable]:
-    """Return what an instance counts its age by; nothing if it does not."""
-    began = getattr(optimizer, "_tf_dgc_began", None)
-    return [] if began is None else [began]
-
-
 def counts_age(optimizer: keras.optimizers.Optimizer) -> list[keras.Variable]:
-    """Return all that an instance counts: its calls, and when its state began.
+    """Return the counters of an instance: its calls, and the age of its state.
 
-    Its `iterations` are no variable where it accumulates gradients.
+    Its `iterations` are not a variable if it accumulates gradients.
     """
-    return [optimizer._iterations, *age_counters(optimizer)]
+    began = getattr(optimizer, "_tf_dgc_began", None)
+    return [optimizer._iterations, *([] if began is None else [began])]
 
 
-def state_age(optimizer: keras.optimizers.Optimizer) -> Any:
-    """Return what `update_step` is to take for the iterations of this step."""
-    for began in age_counters(optimizer):
-        calls = tf.convert_to_tensor(optimizer._iterations.value) - began.value
-        return calls // (optimizer.gradient_accumulation_steps or 1)
-    return optimizer.iterations
+def _state_age(optimizer: keras.optimizers.Optimizer) -> Any:
+    """Return the iterations that `update_step` uses in this step."""
+    began = getattr(optimizer, "_tf_dgc_began", None)
+    if began is None:
+        return optimizer.iterations
+    calls = tf.convert_to_tensor(optimizer._iterations.value) - began.value
+    return calls // (optimizer.gradient_accumulation_steps or 1)
 
 
 def reset_state(optimizer: keras.optimizers.Optimizer) -> None:
-    """Let the state begin with this step; in replica context."""
+    """Reset the age of the state; call it in replica context."""
     optimizer._tf_dgc_began.assign(optimizer._iterations.value)
 
 
 def lists_of_slots(
     optimizer: keras.optimizers.Optimizer, number: int
 ) -> list[list[keras.Variable]]:
-    """Return the attributes that are a variable for each of so many of the model.
+    """Return the attributes that are lists of `number` variables.
 
-    But for those of every Keras optimizer (`_variables`, `_trainable_variables`).
+    `_variables` and `_trainable_variables`, which every Keras optimizer has, are left
+    out.
     """
-    found = {k: v for k, v in vars(optimizer).items() if isinstance(v, list)}
     return [
         slots
-        for name, slots in found.items()
-        if name not in ("_variables", "_trainable_variables")
+        for name, slots in vars(optimizer).items()
+        if isinstance(slots, list)
+        and name not in ("_variables", "_trainable_variables")
         and len(slots) == number
         and all(isinstance(v, keras.Variable) for v in slots)
     ]
@@ -107,7 +101,7 @@ _SETTINGS = {
 
 
 def rule_name(optimizer: Any) -> str | None:
-    """Return the name of the optimizer's rule; None if its step is not Keras's own.
+    """Return the name of the optimizer's rule; None if its step is not Keras's.
 
     Names are those of `custom_ops/cpu/rules.h`.
     """
@@ -115,7 +109,7 @@ def rule_name(optimizer: Any) -> str | None:
 
 
 def adam_name(optimizer: Any) -> str | None:
-    """Return the same of Adam's kin, Adamax and Nadam too; None for others."""
+    """Return the name of the rule of Adam or a variant of it; None for others."""
     return _name_among(_ADAM_NAMES, optimizer)
 
 
@@ -129,31 +123,25 @@ def _name_among(
 
 
 def rule_settings(optimizer: Any, rule: str) -> list[Any]:
-    """Return the settings of the rule that are to be numbers."""
+    """Return the settings of the rule, which must be numbers."""
     return [getattr(optimizer, name) for name in _SETTINGS[rule.partition("_")[0]]]
 
 
 def rule_slots(optimizer: Any, rule: str, variable: Any) -> list[keras.Variable]:
-    """Return what the optimizer remembers of a variable, in the rule's order."""
+    """Return the optimizer's slots of a variable, in the rule's order."""
     index = variable_index(optimizer, variable)
     return [getattr(optimizer, name)[index] for name in _SLOTS[rule]]
 
 
 def rule_numbers(optimizer: Any, rule: str, rate: Any) -> list[Any]:
-    """Return the rule's own numbers, floats or float32 tensors, as Keras has them.
-
-    Args:
-        optimizer: optimizer, in a step.
-        rule: name of its rule.
-        rate: learning rate, scalar float32.
-    """
+    """Return the coefficients of a step, floats or float32 tensors, as in Keras."""
     if rule.startswith("sgd"):
         return [rate, optimizer.momentum]
     if rule.startswith("rmsprop"):
         rho, momentum = optimizer.rho, optimizer.momentum
         return [rho, 1 - rho, optimizer.epsilon, momentum]
     ops = keras.ops
-    step = ops.cast(state_age(optimizer) + 1, "float32")
+    step = ops.cast(_state_age(optimizer) + 1, "float32")
     powers = [
         ops.power(ops.cast(beta, "float32"), step)
         for beta in (optimizer.beta_1, optimizer.beta_2)
@@ -163,7 +151,7 @@ def rule_numbers(optimizer: Any, rule: str, rate: Any) -> list[Any]:
 
 
 def sgd_name(optimizer: Any) -> str:
-    """Return the name of the rule that an `SGD` has by its settings."""
+    """Return the name of the rule of an `SGD`."""
     if not optimizer.momentum:
         return "sgd"
     return "sgd_nesterov" if optimizer.nesterov else "sgd_momentum"
@@ -193,13 +181,13 @@ _NAMES: dict[type, Callable[[Any], str]] = {
 }
 
 
-# --- Updates of some rows of a variable alone, with the bits of Keras's own.
+# Updates of some rows of a variable
 
 
 def has_row_rule(optimizer: keras.optimizers.Optimizer) -> bool:
-    """Whether a step of the optimizer leaves rows as they are whose gradient is 0.
+    """Whether a step does not change rows whose gradient is 0, without weight decay.
 
-    That is plain descent, and Adagrad; weight decay apart.
+    True for SGD without momentum, and for Adagrad.
     """
     if behaves_as(optimizer, keras.optimizers.SGD):
         return not optimizer.momentum
@@ -213,11 +201,11 @@ def update_rows(
     gradient: tf.Tensor,
     rate: tf.Tensor,
 ) -> None:
-    """Update rows by the rule of an optimizer that `knows` allows.
+    """Update rows as Keras does, bit for bit, for an optimizer with a row rule.
 
     Args:
         optimizer: optimizer, built.
-        variable: variable of which they are rows.
+        variable: variable that contains the rows.
         ids: ids of the rows, distinct, int32 `[r]`.
         gradient: gradient of the rows, `[r, width]`.
         rate: learning rate, a scalar.

@@ -1,4 +1,4 @@
-"""The private names of Keras's trainer and of TensorFlow's input that its loops use."""
+"""Private names of Keras's trainer, and of TensorFlow's input in its loops."""
 
 import contextlib
 import functools
@@ -17,7 +17,6 @@ import tensorflow as tf
 from keras.src.backend.tensorflow import trainer
 from keras.src.trainers import data_adapters
 from tensorflow.python.distribute import input_lib, values
-from tensorflow.python.ops import resource_variable_ops
 
 _Trainer = trainer.TensorFlowTrainer
 
@@ -42,12 +41,12 @@ _LOOPS = {
 
 
 def is_made_of_a_config() -> bool:
-    """Whether Keras, somewhere among our callers, compiles a model as a file says."""
+    """Whether Keras, among our callers, compiles a model from a file's config."""
     return any(frame.f_code is _COMPILES for frame, _ in traceback.walk_stack(None))
 
 
 def caller_of_reduce() -> tuple[str | None, Any]:
-    """Return who calls our caller, in the place of `strategy.reduce`.
+    """Return which function called `strategy.reduce`, for its replacement.
 
     Returns:
         `BUILD` (`Trainer._maybe_symbolic_build`, which needs the batch's shapes) and
@@ -78,10 +77,10 @@ class Loop:
 
     Args:
         name: "fit" or "evaluate".
-        epoch_iterator: Keras's `EpochIterator` of this call. It is not kept alive.
+        epoch_iterator: Keras's `EpochIterator` of this call, referred to weakly.
         is_validation: whether it is the `evaluate` of a `fit`.
         callbacks: callbacks of a `fit`.
-        epochs: number of the epoch before which a `fit` ends.
+        epochs: number of epochs at which a `fit` ends.
 
     Attributes:
         epoch: number of the current epoch, from 0.
@@ -102,14 +101,14 @@ class Loop:
         self.last_callback: keras.callbacks.Callback | None = None
         self._epochs = epochs
         self._callbacks = callbacks
-        # It refers to the data set, and that to this loop.
+        # It refers to the data set, which refers to this loop.
         self._epoch_iterator = weakref.ref(epoch_iterator)
 
     @property
     def limit(self) -> str:
-        """What the argument is called that says how many batches to use.
+        """Name of the argument of the user's call that limits the number of batches.
 
-        Of the user's call, which for validation is that of `fit`.
+        For validation, the user's call is `fit`.
         """
         if self.name == "fit":
             return "steps_per_epoch"
@@ -117,34 +116,34 @@ class Loop:
 
     @property
     def batches_left(self) -> float:
-        """How many batches it takes at the most, `math.inf` if nothing says so.
+        """Maximum number of batches that the loop still takes; may be `math.inf`.
 
-        At the beginning of an epoch: in all epochs, for `fit` goes on in a data set
-        where the last epoch ended (`EpochIterator.steps_per_epoch`).
+        At the beginning of an epoch this counts all epochs, because `fit` continues in
+        a data set where the last epoch ended (`EpochIterator.steps_per_epoch`).
         """
         iterator: Any = self._epoch_iterator()
         if iterator.steps_per_epoch is None:
             return math.inf
-        at_once = iterator.steps_per_execution
-        each = math.ceil(iterator.steps_per_epoch / at_once) * at_once
-        return each * (self._epochs - self.epoch)
+        per_execution = iterator.steps_per_execution
+        per_epoch = math.ceil(iterator.steps_per_epoch / per_execution) * per_execution
+        return per_epoch * (self._epochs - self.epoch)
 
     def move_last_callback(self) -> None:
-        """Let a `fit` call `last_callback` last, and no other one of its class."""
+        """Make `fit` call `last_callback` last, and remove others of its class."""
         last = self.last_callback
         if last is not None and self._callbacks is not None:
-            others = self._callbacks.callbacks
-            others[:] = [c for c in others if type(c) is not type(last)] + [last]
+            callbacks = self._callbacks.callbacks
+            callbacks[:] = [c for c in callbacks if type(c) is not type(last)] + [last]
 
     @property
     def num_batches(self) -> int | None:
-        """How many batches there are, if that is known however they are shared out.
+        """Number of this worker's batches in an epoch, None if it is not known.
 
-        A worker gets a part of every batch, an empty one if need be, or all data; but
-        if they are shared out by files, it gets as many as its files hold.
+        A worker gets a part of every batch, possibly an empty one, or all data. With
+        sharding by files the number depends on its files.
         """
         adapter = self._epoch_iterator().data_adapter  # type: ignore[union-attr]
-        if not isinstance(adapter, _COUNTED):
+        if not isinstance(adapter, _ADAPTERS_WITH_LENGTH):
             return None
         dataset = getattr(adapter, "_dataset", None)
         dataset = getattr(dataset, "_original_dataset", dataset)
@@ -155,7 +154,7 @@ class Loop:
         return adapter.num_batches
 
 
-_COUNTED = (
+_ADAPTERS_WITH_LENGTH = (
     data_adapters.ArrayDataAdapter,
     data_adapters.PyDatasetAdapter,
     data_adapters.TFDatasetAdapter,
@@ -163,7 +162,7 @@ _COUNTED = (
 
 
 def name_of_calling_loop() -> str | None:
-    """Return which loop of Keras calls this package, if one does so directly."""
+    """Return the name of the loop of Keras that calls this package directly."""
     frame = _calling_loop()
     return None if frame is None else _LOOPS[frame.f_code]
 
@@ -232,11 +231,11 @@ def wrap_trainer(
             a method `peek` that returns the first batch.
         before_loop: function of a loop that is about to begin.
         wrap_results: function of the function that turns the last step's logs into
-            those of an epoch (`Trainer._get_metrics_result_or_logs`); returns another
-            one.
+            those of an epoch (`Trainer._get_metrics_result_or_logs`); returns what is
+            called instead.
     """
     model._tf_dgc_wrapped = True
-    # Made before, as by `train_on_batch`: then they are not wrapped.
+    # Discard functions that were created unwrapped, as by `train_on_batch`.
     model.train_function = model.test_function = model.predict_function = None
     builder = _Builder(model, wrap_dataset)
     model._maybe_symbolic_build = builder.build
@@ -247,7 +246,7 @@ def wrap_trainer(
 
 
 def wrap_train_step(model: keras.Model, wrap: Callable[[Callable], Callable]) -> None:
-    """Replace `train_step` of this model instance by what `wrap` returns for it."""
+    """Replace `train_step` of this model instance by the result of `wrap`."""
     model.train_step = wrap(model.train_step)
 
 
@@ -255,9 +254,6 @@ def first_of_inputs(data: Any) -> Any | None:
     """Return the first tensor of a batch's inputs that has rows, or None.
 
     Keras weights the loss of a batch by its number of rows (`Trainer.train_step`).
-
-    Args:
-        data: batch, as `train_step` gets it.
     """
     inputs, _, _ = keras.utils.unpack_x_y_sample_weight(data)
     for leaf in keras.tree.flatten(inputs):
@@ -268,56 +264,52 @@ def first_of_inputs(data: Any) -> Any | None:
 
 
 class _Builder:
-    """Builds what is left to build before a loop (`Trainer._maybe_symbolic_build`).
+    """Builds a model and its metrics before a loop (`Trainer._maybe_symbolic_build`).
 
-    Keras takes a batch from the data set and throws it away, with those that
-    TensorFlow prefetches meanwhile. Here the shapes come from the data set's
-    `element_spec`. Where that does not say enough to build a model, the batch is drawn
-    from the iterator that the loop is going to use.
-
-    Args:
-        model: Keras model.
-        wrap_dataset: function, as for `wrap_trainer`.
+    Keras draws a batch from the data set and discards it, with those that TensorFlow
+    prefetches meanwhile. Here the shapes come from the data set's `element_spec`. If
+    they are not sufficient to build a model, a batch is drawn from the iterator that
+    the loop will use.
     """
 
     def __init__(self, model: keras.Model, wrap_dataset: Callable[[Any], Any]):
         self._model = model
         self._stock = model._maybe_symbolic_build
         self._wrap_dataset = wrap_dataset
-        self._begins: Any = None  # the data set of a loop that is about to begin
+        self._next_loop: Any = None  # data set and iterator of a loop that will begin
 
     def build(self, iterator: Any = None, data_batch: Any = None) -> None:
-        """Do what the stock method does."""
+        """Replace the stock method."""
         model = self._model
-        self._begins = None
+        self._next_loop = None
         if iterator is not None:
             iterator._distributed_dataset = self._wrap_dataset(
                 iterator._distributed_dataset
             )
-            self._begins = iterator._distributed_dataset, weakref.ref(iterator)
+            self._next_loop = iterator._distributed_dataset, weakref.ref(iterator)
             if model._distribute_strategy is not None:
-                data_batch = self._like_a_batch(iterator._distributed_dataset)
+                data_batch = self._batch_spec(iterator._distributed_dataset)
         if data_batch is not None:
             self._stock(data_batch=data_batch)
 
-    def _like_a_batch(self, dataset: Any) -> Any:
+    def _batch_spec(self, dataset: Any) -> Any:
         model = self._model
         built = all(layer.built for layer in model._flatten_layers())
         others = [model._compile_metrics, model._compile_loss]
         if built and all(other is None or other.built for other in others):
-            return ()  # nobody looks at it
+            return ()  # not used
         spec = tf.nest.map_structure(_of_one_replica, dataset.element_spec)
-        if all(_is_enough(s, built) for s in tf.nest.flatten(spec)):
+        if all(_is_sufficient(s, built) for s in tf.nest.flatten(spec)):
             return tf.nest.map_structure(_keras_tensor, spec)
         local = model.distribute_strategy.experimental_local_results
         return tf.nest.map_structure(lambda v: local(v)[0], dataset.peek())
 
     def loop(self, kind: str) -> Loop | None:
         """Return the loop that is about to use the function of this kind, if any."""
-        begins, self._begins = self._begins, None
-        if begins is None or kind == "predict":
+        next_loop, self._next_loop = self._next_loop, None
+        if next_loop is None or kind == "predict":
             return None
-        dataset, reference = begins
+        dataset, reference = next_loop
         iterator = reference()
         if kind == "test":
             cached = getattr(self._model, "_eval_epoch_iterator", None)
@@ -338,12 +330,10 @@ def _of_one_replica(spec: tf.TypeSpec) -> tf.TypeSpec:
     return spec._value_specs[0] if isinstance(spec, values.PerReplicaSpec) else spec
 
 
-def _is_enough(spec: tf.TypeSpec, built: bool) -> bool:
-    """Whether a model, and its metrics, can be built for batches of this spec.
+def _is_sufficient(spec: tf.TypeSpec, built: bool) -> bool:
+    """Whether a model and its metrics can be built from the spec of a batch's tensor.
 
-    Args:
-        spec: spec of a tensor of a batch.
-        built: whether the model has been built: metrics need the rank alone.
+    If the model has been built, metrics need only the rank.
     """
     shape = getattr(spec, "shape", None)
     if not isinstance(shape, tf.TensorShape):
@@ -363,13 +353,7 @@ def wrap_calls(
     names: Sequence[str],
     context: Callable[[], contextlib.AbstractContextManager],
 ) -> None:
-    """Let methods of this model instance be called within a context.
-
-    Args:
-        model: Keras model, whose instance is changed.
-        names: names of the methods.
-        context: function that returns the context of a call.
-    """
+    """Call methods of this model instance within the context that `context` returns."""
 
     def wrap(stock: Callable) -> Callable:
         @functools.wraps(stock)
@@ -386,13 +370,7 @@ def wrap_calls(
 def call_before(
     model: keras.Model, names: Sequence[str], call: Callable[..., None]
 ) -> None:
-    """Call a function before methods of this model instance, with their arguments.
-
-    Args:
-        model: Keras model, whose instance is changed.
-        names: names of the methods.
-        call: function that is called.
-    """
+    """Call a function before methods of this model instance, with their arguments."""
 
     def wrap(stock: Callable) -> Callable:
         @functools.wraps(stock)
@@ -428,46 +406,24 @@ def _wrap_maker(
     setattr(model, f"make_{kind}_function", make)
 
 
-def make_flag() -> Any:
-    """Return a bool variable of this worker alone, False; functions may read it."""
-    return _make_local_variable(False, tf.bool, "CPU:0")
-
-
-def make_counter(device: str) -> Any:
-    """Return an int64 variable of one replica, 0; functions may read and change it.
-
-    Args:
-        device: device of the replica.
-    """
-    return _make_local_variable(0, tf.int64, device)
-
-
-def _make_local_variable(value: Any, dtype: tf.DType, device: str) -> Any:
-    with tf.init_scope(), tf.device(device):
-        # Not tf.Variable: the strategy would distribute it.
-        return resource_variable_ops.ResourceVariable(
-            value, trainable=False, dtype=dtype
-        )
-
-
 def non_trainable_variables(model: keras.Model) -> list[keras.Variable]:
-    """Return what the model's layers keep that gradients never change.
+    """Return the variables of layers that gradients never change.
 
-    Frozen weights, metrics and random streams are not among them, nor states of
-    recurrent layers (`Layer._non_trainable_variables`).
+    Frozen weights, metrics, random streams and states of recurrent layers are left out
+    (`Layer._non_trainable_variables`).
     """
-    found = {
+    variables = {
         id(variable): variable
         for layer in model._flatten_layers()
         for variable in layer._non_trainable_variables
     }
-    return list(found.values())
+    return list(variables.values())
 
 
 def variables_of_batch_normalizations(model: keras.Model) -> list[keras.Variable]:
-    """Return those of `non_trainable_variables` that follow a replica's own batches.
+    """Return those of `non_trainable_variables` that depend on a replica's own batches.
 
-    A synchronized normalization follows the batches of all replicas.
+    A synchronized normalization uses the batches of all replicas.
     """
     return [
         variable
@@ -478,7 +434,7 @@ def variables_of_batch_normalizations(model: keras.Model) -> list[keras.Variable
 
 
 def build_metrics(model: keras.Model, batch: Any) -> None:
-    """Make the variables of metrics, if there are none yet (`_symbolic_build`)."""
+    """Create the variables of metrics, if there are none yet (`_symbolic_build`)."""
     if not model._compile_metrics or model._compile_metrics.built:
         return
     with model.distribute_strategy.scope():
@@ -486,5 +442,5 @@ def build_metrics(model: keras.Model, batch: Any) -> None:
 
 
 def start_fit_at(model: keras.Model, epoch: int | None) -> None:
-    """Make `fit`, called on `on_train_begin`, start there (`_initial_epoch`)."""
+    """Make `fit`, called in `on_train_begin`, start at an epoch (`_initial_epoch`)."""
     model._initial_epoch = epoch

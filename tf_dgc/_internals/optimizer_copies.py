@@ -6,7 +6,7 @@ A copy through the config would lose whatever a class leaves out of it.
 import collections
 import functools
 import types
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple
 
 import keras
@@ -16,8 +16,8 @@ from keras.src.saving.keras_saveable import KerasSaveable
 
 _Optimizer = keras.optimizers.Optimizer
 
-# What Keras and TensorFlow keep about an object: a copy gets these from Keras's own
-# constructor, and they are about its own variables and its own strategy.
+# Keras's bookkeeping of an object's variables and strategy: a copy gets its own from
+# Keras's constructor.
 _BOOKKEEPING = {
     "_variables",
     "_trainable_variables",
@@ -28,26 +28,25 @@ _BOOKKEEPING = {
     "_distribution_strategy",
     "built",
 }
-_OF_TENSORFLOW = "_self_"  # how TensorFlow's bookkeeping begins
-_OURS = "_tf_dgc_"
-_NAMES, _METHODS = "_tf_dgc_name_references", "_tf_dgc_replaced_methods"
+_PREFIXES = ("_self_", "_tf_dgc_")  # of TensorFlow's bookkeeping, and of the package's
+_NAME_REFERENCES = "_tf_dgc_name_references"
+_REPLACED_METHODS = "_tf_dgc_replaced_methods"
+_CONTAINERS = (list, dict, set, tuple, collections.OrderedDict, collections.defaultdict)
 # Not searched for references to an optimizer: a model may well hold one.
 _NOT_SEARCHED = (
     *(type, types.ModuleType, KerasSaveable, keras.Variable),
     *(tf.Module, tf.Tensor, tf.Variable, tf.distribute.Strategy),
 )
 
-_CONTAINERS = (list, dict, set, tuple, collections.OrderedDict, collections.defaultdict)
-
 
 class NameReference(NamedTuple):
-    """A function that reads an optimizer by a name of its module.
+    """A function that reads the original optimizer by a global name.
 
     Attributes:
         attribute: attribute of the optimizer that holds the function.
         function: the function.
-        name: the name.
-        optimizer: the optimizer that was copied.
+        name: the global name.
+        optimizer: the original optimizer.
     """
 
     attribute: str
@@ -57,7 +56,7 @@ class NameReference(NamedTuple):
 
     @property
     def holds(self) -> bool:
-        """Whether the name still stands for the optimizer that was copied."""
+        """Whether the name still refers to the original optimizer."""
         return self.function.__globals__.get(self.name) is self.optimizer
 
 
@@ -67,11 +66,11 @@ def copy_optimizer(
 ) -> keras.optimizers.Optimizer:
     """Return an unbuilt copy, with variables of its own in the current strategy.
 
-    Every attribute is copied, whatever the config says. Lists, dictionaries, sets and
-    tuples are copied with all that they hold; variables that the constructor added are
-    created anew with the same value; any other value is the same object in both, also
-    variables of a model. What refers to the optimizer refers to the copy instead:
-    methods, `functools.partial`, and functions that close over it.
+    Every attribute is copied, whatever the config contains. Lists, dictionaries, sets
+    and tuples are copied with their items. Variables that the constructor added are
+    created anew with the same value. Any other value, such as a variable of a model, is
+    the same object in both. References to the optimizer in methods, `functools.partial`
+    and closures become references to the copy.
 
     Args:
         optimizer: optimizer to be copied, unbuilt; it is not changed.
@@ -82,80 +81,52 @@ def copy_optimizer(
         ValueError: for an attribute that refers to the optimizer in another way.
     """
     twin = object.__new__(type(optimizer))
-    translation = _Translation(optimizer, twin)
     rate = optimizer._learning_rate
-    is_variable = isinstance(rate, keras.Variable)
+    has_variable = isinstance(rate, keras.Variable)
     _Optimizer.__init__(
-        twin, float(_value(rate)) if is_variable else lambda: 0.0, name=optimizer.name
+        twin, float(_value(rate)) if has_variable else lambda: 0.0, name=optimizer.name
     )
     prepare(twin)
-    if calls := _value(optimizer._iterations):
-        twin._iterations.assign(calls)
-    translation.know(optimizer._iterations, twin._iterations)
-    if is_variable:
-        translation.know(rate, twin._learning_rate)
+    if iterations := _value(optimizer._iterations):
+        twin._iterations.assign(iterations)
+    copier = _Copier(optimizer)
+    copier.add(optimizer, twin)
+    copier.add(optimizer._iterations, twin._iterations)
     for variable in constructor_variables(optimizer):
-        translation.know(variable, _create_again(twin, variable))
-    if not is_variable:
-        translation.note_names(rate, "learning_rate")
-        twin._learning_rate = translation.translate(rate, "learning_rate")
-    for name, value in attributes(optimizer).items():
-        translation.note_names(value, name)
-        _Optimizer.__setattr__(twin, name, translation.translate(value, name))
-    remarks = vars(twin)  # neither Keras nor TensorFlow is to look inside
-    remarks[_NAMES] = translation.name_references
-    remarks[_METHODS] = replaced_methods(optimizer)
+        copier.add(variable, _copy_variable(variable, twin))
+    if has_variable:
+        copier.add(rate, twin._learning_rate)
+    else:
+        twin._learning_rate = copier.copy(rate, "learning_rate")
+    values = attributes(optimizer)
+    for name, value in values.items():
+        _Optimizer.__setattr__(twin, name, copier.copy(value, name))
+    if not has_variable:
+        values = {"learning_rate": rate, **values}
+    # Set without Keras's and TensorFlow's tracking, which would look inside.
+    vars(twin)[_NAME_REFERENCES] = _find_name_references(optimizer, values)
+    vars(twin)[_REPLACED_METHODS] = replaced_methods(optimizer)
     return twin
+
+
+def name_references(optimizer: keras.optimizers.Optimizer) -> tuple[NameReference, ...]:
+    """Return the functions of a copy that read the original by a global name."""
+    return tuple(vars(optimizer).get(_NAME_REFERENCES, ()))
 
 
 def replaced_methods(optimizer: keras.optimizers.Optimizer) -> set[str]:
     """Return the methods that the user replaced on the object, not in its class.
 
-    Those of a copy are those of the original: this package replaces some as well.
+    For a copy, those of the original, because this package replaces some as well.
     """
-    of_original = vars(optimizer).get(_METHODS)
+    of_original = vars(optimizer).get(_REPLACED_METHODS)
     return methods_of_instance(optimizer) if of_original is None else of_original
 
 
 def methods_of_instance(optimizer: keras.optimizers.Optimizer) -> set[str]:
-    """Return the methods that were replaced on the object, by whomever."""
+    """Return the methods that the user or this package replaced on the object."""
     kind = type(optimizer)
     return {n for n in vars(optimizer) if callable(getattr(kind, n, None))}
-
-
-def name_references(optimizer: keras.optimizers.Optimizer) -> tuple[NameReference, ...]:
-    """Return what functions of a copy read of the optimizer that was copied."""
-    return tuple(vars(optimizer).get(_NAMES, ()))
-
-
-def attributes(optimizer: keras.optimizers.Optimizer) -> dict[str, Any]:
-    """Return the attributes of an unbuilt optimizer, without Keras's bookkeeping.
-
-    And without the methods that this package replaced on a copy.
-    """
-    of_package = methods_of_instance(optimizer) - replaced_methods(optimizer)
-    slots = [
-        name
-        for kind in type(optimizer).__mro__
-        for name in _names(vars(kind).get("__slots__", ()))
-        if hasattr(optimizer, name)
-    ]
-    found = {**vars(optimizer), **{name: getattr(optimizer, name) for name in slots}}
-    return {
-        name: value
-        for name, value in found.items()
-        if name not in _BOOKKEEPING | of_package
-        and not name.startswith((_OF_TENSORFLOW, _OURS))
-    }
-
-
-def constructor_variables(
-    optimizer: keras.optimizers.Optimizer,
-) -> list[keras.Variable]:
-    """Return the variables that the constructor added, but for rate and count."""
-    usual = {id(optimizer._iterations), id(optimizer._learning_rate)}
-    tracked = [v for v in optimizer._variables if id(v) not in usual]
-    return [v for v in tracked if was_added_by(optimizer, v)]
 
 
 def was_added_by(
@@ -163,79 +134,101 @@ def was_added_by(
 ) -> bool:
     """Whether a variable that an optimizer tracks was added by `add_variable`.
 
-    Keras tracks whatever variables an optimizer has as attributes, those of a model
-    too; what `add_variable` creates has the optimizer's name in its path.
+    Keras also tracks other variables that are attributes, such as those of a model. A
+    variable of `add_variable` has the optimizer's name in its path.
     """
     return optimizer.name in variable.path.split("/")[:-1]
+
+
+def constructor_variables(
+    optimizer: keras.optimizers.Optimizer,
+) -> list[keras.Variable]:
+    """Return the variables that the constructor added, but for rate and count."""
+    scalars = {id(optimizer._iterations), id(optimizer._learning_rate)}
+    tracked = [v for v in optimizer._variables if id(v) not in scalars]
+    return [v for v in tracked if was_added_by(optimizer, v)]
+
+
+def attributes(optimizer: keras.optimizers.Optimizer) -> dict[str, Any]:
+    """Return the attributes of an unbuilt optimizer that its user may have set.
+
+    Keras's bookkeeping and methods that this package replaced are left out.
+    """
+    of_package = methods_of_instance(optimizer) - replaced_methods(optimizer)
+    values = dict(vars(optimizer))
+    for kind in type(optimizer).__mro__:
+        slots = vars(kind).get("__slots__", ())
+        for name in [slots] if isinstance(slots, str) else slots:
+            if name not in ("__dict__", "__weakref__") and hasattr(optimizer, name):
+                values[name] = getattr(optimizer, name)
+    return {
+        name: value
+        for name, value in values.items()
+        if name not in _BOOKKEEPING | of_package and not name.startswith(_PREFIXES)
+    }
 
 
 def differences(
     optimizer: keras.optimizers.Optimizer, other: keras.optimizers.Optimizer
 ) -> list[str]:
-    """Return in what another optimizer differs, attribute by attribute, as errors say.
+    """Return the differences between two optimizers of a class, for errors.
 
-    But for names, learning rate and iterations, and for what is excluded from the decay
-    of weights.
-
-    Args:
-        optimizer: optimizer, unbuilt.
-        other: optimizer of the same class.
+    Names, learning rate, iterations and exclusions from weight decay are ignored.
     """
-    mine, others = _compared(optimizer), _compared(other)
-    same = _Comparison(optimizer, other).are_same
+    values, other_values = _compared_values(optimizer), _compared_values(other)
+    comparison = _Comparison(optimizer, other)
     return [
         f"`{name}` is {value!r}"
-        + (f", and would be {others[name]!r}" if name in others else "")
-        for name, value in mine.items()
-        if name not in others or not same(value, others[name])
+        + (f", and would be {other_values[name]!r}" if name in other_values else "")
+        for name, value in values.items()
+        if name not in other_values
+        or not comparison.are_equal(value, other_values[name])
     ]
 
 
-def _compared(optimizer: keras.optimizers.Optimizer) -> dict[str, Any]:
-    """Return what is compared of an optimizer, by name."""
-    own = {
+def _compared_values(optimizer: keras.optimizers.Optimizer) -> dict[str, Any]:
+    values = {
         name: value
         for name, value in attributes(optimizer).items()
         if name not in ("_lock", "name")
         and not name.startswith("_exclude_from_weight_decay")
     }
-    return {**own, **{v.name: _value(v) for v in constructor_variables(optimizer)}}
+    variables = constructor_variables(optimizer)
+    return {**values, **{v.name: _value(v) for v in variables}}
 
 
 class _Comparison:
-    """Compares values of two optimizers, which may refer to their own one.
-
-    Args:
-        one: an optimizer.
-        other: another one.
-    """
+    """Compares values of two optimizers, which may refer to the optimizers."""
 
     def __init__(
         self, one: keras.optimizers.Optimizer, other: keras.optimizers.Optimizer
     ):
-        self._compared = {(id(one), id(other))}  # also while they are
+        # Pairs that are equal, or that are being compared, in case of cycles.
+        self._pairs = {(id(one), id(other))}
 
-    def are_same(self, one: Any, other: Any) -> bool:
-        """Whether two values are alike."""
-        if one is other or (id(one), id(other)) in self._compared:
+    def are_equal(self, one: Any, other: Any) -> bool:
+        if one is other or (id(one), id(other)) in self._pairs:
             return True
         if isinstance(one, dict) and isinstance(other, dict):
-            alike = one.keys() == other.keys()
-            held = list(one.values()), [other.get(key) for key in one]
+            if one.keys() != other.keys():
+                return False
+            items, other_items = list(one.values()), [other[key] for key in one]
         elif isinstance(one, list | tuple) and isinstance(other, list | tuple):
-            alike, held = True, (list(one), list(other))
-        elif type(one) is type(other) and _is_compared_by_parts(one):
-            alike = _code_of(one) is _code_of(other)
-            held = list(_held(one)), list(_held(other))
+            items, other_items = list(one), list(other)
+        elif type(one) is type(other) and _is_compared_by_items(one):
+            if _code_of(one) is not _code_of(other):
+                return False
+            items, other_items = list(_items(one)), list(_items(other))
         else:
-            return _are_equal(one, other)
-        self._compared.add((id(one), id(other)))
-        alike = alike and len(held[0]) == len(held[1])
-        return alike and all(map(self.are_same, *held))
+            return _are_equal_arrays(one, other)
+        self._pairs.add((id(one), id(other)))
+        return len(items) == len(other_items) and all(
+            map(self.are_equal, items, other_items)
+        )
 
 
-def _is_compared_by_parts(value: Any) -> bool:
-    """Whether a value is code, or an object whose class does not say what is equal."""
+def _is_compared_by_items(value: Any) -> bool:
+    """Whether a value is code, or an object whose class defines no equality."""
     code = types.FunctionType, types.MethodType, functools.partial
     return isinstance(value, code) or type(value).__eq__ is object.__eq__
 
@@ -246,91 +239,49 @@ def _code_of(value: Any) -> Any:
     return value.__func__ if isinstance(value, types.MethodType) else None
 
 
-def _are_equal(one: Any, other: Any) -> bool:
-    """Whether values are equal, also of arrays and tensors."""
+def _are_equal_arrays(one: Any, other: Any) -> bool:
     try:
         return np.shape(one) == np.shape(other) and bool(np.all(one == other))
     except (TypeError, ValueError):  # they cannot be compared
         return False
 
 
-def _names(slots: str | Iterable[str]) -> list[str]:
-    names = [slots] if isinstance(slots, str) else list(slots)
-    return [name for name in names if name not in ("__dict__", "__weakref__")]
+class _Copier:
+    """Copies values of an optimizer's attributes."""
 
-
-def _value(variable: keras.Variable) -> Any:
-    with tf.init_scope():
-        value = variable.numpy()
-    return value.item() if value.ndim == 0 else value
-
-
-def _create_again(
-    twin: keras.optimizers.Optimizer, variable: keras.Variable
-) -> keras.Variable:
-    """Return a variable like one of the optimizer, with the same value, of its copy."""
-    value = _value(variable)
-    made = _Optimizer.add_variable(
-        twin,
-        variable.shape,
-        initializer=lambda shape, dtype=None: tf.constant(value, dtype, shape),
-        dtype=variable.dtype,
-        aggregation=variable.aggregation,
-        name=variable.name,
-    )
-    made.trainable = variable.trainable
-    return made
-
-
-class _Translation:
-    """Translates values of an optimizer's attributes to those of its copy.
-
-    Args:
-        optimizer: optimizer that is copied.
-        twin: the copy.
-
-    Attributes:
-        name_references: functions that read the optimizer by a name of their module.
-    """
-
-    def __init__(
-        self, optimizer: keras.optimizers.Optimizer, twin: keras.optimizers.Optimizer
-    ):
+    def __init__(self, optimizer: keras.optimizers.Optimizer):
         self._optimizer = optimizer
-        self._known: dict[int, Any] = {id(optimizer): twin}
-        self.name_references: list[NameReference] = []
+        self._copies: dict[int, Any] = {}
 
-    def know(self, variable: keras.Variable, own: keras.Variable) -> None:
-        """Let a variable of the optimizer become one of the copy."""
-        self._known[id(variable)] = own
+    def add(self, original: Any, copy: Any) -> None:
+        """Replace an object by its copy from now on."""
+        self._copies[id(original)] = copy
 
-    def translate(self, value: Any, attribute: str) -> Any:
-        """Return the value that an attribute of the copy gets.
-
-        Args:
-            value: value of the optimizer's attribute.
-            attribute: name of the attribute, for errors.
+    def copy(self, value: Any, attribute: str) -> Any:
+        """Return the value of an attribute for the copy.
 
         Raises:
             ValueError: for an object that refers to the optimizer.
         """
-        if id(value) in self._known:
-            return self._known[id(value)]
+        if id(value) in self._copies:
+            return self._copies[id(value)]
         if _is_container(value):
-            return _rebuild(
-                value, functools.partial(self.translate, attribute=attribute)
-            )
+            return _rebuild(value, lambda item: self.copy(item, attribute))
         if not self._refers(value):
             return value
-        refer = functools.partial(self._refer, attribute=attribute)
+
+        def copy(held: Any) -> Any:  # code shares all that does not refer
+            return self.copy(held, attribute) if self._refers(held) else held
+
         if isinstance(value, types.MethodType):
-            return types.MethodType(value.__func__, refer(value.__self__))
+            return types.MethodType(value.__func__, copy(value.__self__))
         if type(value) is functools.partial:
-            arguments = map(refer, value.args)
-            keywords = {key: refer(held) for key, held in value.keywords.items()}
-            return functools.partial(refer(value.func), *arguments, **keywords)
+            keywords = {key: copy(held) for key, held in value.keywords.items()}
+            return functools.partial(
+                copy(value.func), *map(copy, value.args), **keywords
+            )
         if isinstance(value, types.FunctionType):
-            return self._function(value, refer)
+            return self._copy_function(value, copy)
         raise ValueError(
             "The optimizer is copied, and the copy cannot have an object that refers "
             f"to the original. Its attribute `{attribute}` holds such a "
@@ -340,97 +291,117 @@ class _Translation:
             f"inner={type(self._optimizer).__name__}(...)"
         )
 
-    def _refer(self, value: Any, attribute: str) -> Any:
-        """Return what takes a value's place within code, which shares all the rest."""
-        return self.translate(value, attribute) if self._refers(value) else value
-
-    def _function(
-        self, function: types.FunctionType, refer: Callable[[Any], Any]
+    def _copy_function(
+        self, function: types.FunctionType, copy: Callable[[Any], Any]
     ) -> types.FunctionType:
-        """Return the same function, but for what it refers to."""
         cells = function.__closure__ or ()
-        own = [
+        new_cells = [
             types.CellType() if any(map(self._refers, _contents(cell))) else cell
             for cell in cells
         ]
-        made = types.FunctionType(
+        twin = types.FunctionType(
             function.__code__,
             function.__globals__,
             function.__name__,
-            closure=tuple(own),
+            closure=tuple(new_cells),
         )
-        self._known[id(function)] = made  # it may refer to itself
-        for cell, new in zip(cells, own, strict=True):
-            if new is not cell:
-                new.cell_contents = refer(cell.cell_contents)
-        made.__defaults__ = tuple(map(refer, function.__defaults__ or ())) or None
+        self.add(function, twin)  # it may refer to itself
+        for cell, new_cell in zip(cells, new_cells, strict=True):
+            if new_cell is not cell:
+                new_cell.cell_contents = copy(cell.cell_contents)
+        twin.__defaults__ = tuple(map(copy, function.__defaults__ or ())) or None
         keywords = function.__kwdefaults__ or {}
-        made.__kwdefaults__ = {k: refer(v) for k, v in keywords.items()} or None
-        made.__dict__.update(function.__dict__)
-        made.__doc__, made.__qualname__ = function.__doc__, function.__qualname__
-        return made
+        twin.__kwdefaults__ = {k: copy(v) for k, v in keywords.items()} or None
+        twin.__dict__.update(function.__dict__)
+        twin.__doc__, twin.__qualname__ = function.__doc__, function.__qualname__
+        return twin
 
     def _refers(self, value: Any) -> bool:
         """Whether a value holds the optimizer, or one of its variables."""
-        return any(id(held) in self._known for held in _reached(value))
+        return any(id(held) in self._copies for held in _reachable(value))
 
-    def note_names(self, value: Any, attribute: str) -> None:
-        """Note functions that read the optimizer by a name of their module.
 
-        Args:
-            value: value of the optimizer's attribute.
-            attribute: name of the attribute.
-        """
-        functions = [f for f in _reached(value) if isinstance(f, types.FunctionType)]
-        self.name_references += [
-            NameReference(attribute, function, name, self._optimizer)
-            for function in functions
-            for name in _global_names(function.__code__)
-            if function.__globals__.get(name) is self._optimizer
-        ]
+def _copy_variable(
+    variable: keras.Variable, twin: keras.optimizers.Optimizer
+) -> keras.Variable:
+    """Add a variable with the same value to the copy of its optimizer."""
+    value = _value(variable)
+    copy = _Optimizer.add_variable(
+        twin,
+        variable.shape,
+        initializer=lambda shape, dtype=None: tf.constant(value, dtype, shape),
+        dtype=variable.dtype,
+        aggregation=variable.aggregation,
+        name=variable.name,
+    )
+    copy.trainable = variable.trainable
+    return copy
+
+
+def _value(variable: keras.Variable) -> Any:
+    with tf.init_scope():
+        value = variable.numpy()
+    return value.item() if value.ndim == 0 else value
 
 
 def _is_container(value: Any) -> bool:
-    """Whether a value is a list, dictionary, set or tuple, also as Keras wraps it.
+    """Whether a value is a list, dictionary, set or tuple, or Keras's wrapper of one.
 
-    `isinstance` knows TensorFlow's wrappers too. What a user derives from these is an
-    object like any other.
+    A subclass that a user has defined is an object like any other.
     """
     if not isinstance(value, list | dict | set | tuple):
         return False
-    of_keras = type(value).__module__.startswith(("keras.", "tensorflow."))
-    return of_keras or hasattr(value, "_fields") or type(value) in _CONTAINERS
+    is_wrapper = type(value).__module__.startswith(("keras.", "tensorflow."))
+    return is_wrapper or hasattr(value, "_fields") or type(value) in _CONTAINERS
 
 
-def _rebuild(value: Any, translate: Callable[[Any], Any]) -> Any:
-    """Return a container of the same kind that holds what its entries become."""
-    if not isinstance(value, dict):
-        held = map(translate, value)
-        if hasattr(value, "_fields"):
-            return type(value)(*held)
-        kind = next(kind for kind in (list, set, tuple) if isinstance(value, kind))
-        return kind(held)
-    entries = {key: translate(held) for key, held in value.items()}
-    if isinstance(value, collections.defaultdict):
-        return collections.defaultdict(value.default_factory, entries)
-    ordered = isinstance(value, collections.OrderedDict)
-    return collections.OrderedDict(entries) if ordered else entries
+def _rebuild(value: Any, copy: Callable[[Any], Any]) -> Any:
+    """Return a container of the same kind with copied items."""
+    if isinstance(value, dict):
+        items = {key: copy(item) for key, item in value.items()}
+        if isinstance(value, collections.defaultdict):
+            return collections.defaultdict(value.default_factory, items)
+        is_ordered = isinstance(value, collections.OrderedDict)
+        return collections.OrderedDict(items) if is_ordered else items
+    if hasattr(value, "_fields"):
+        return type(value)(*map(copy, value))
+    kind = next(kind for kind in (list, set, tuple) if isinstance(value, kind))
+    return kind(map(copy, value))
 
 
-def _reached(value: Any) -> Iterator[Any]:
-    """Return a value and all that it holds, directly or not."""
+def _find_name_references(
+    optimizer: keras.optimizers.Optimizer, values: dict[str, Any]
+) -> list[NameReference]:
+    return [
+        NameReference(attribute, function, name, optimizer)
+        for attribute, value in values.items()
+        for function in _reachable(value)
+        if isinstance(function, types.FunctionType)
+        for name in _global_names(function.__code__)
+        if function.__globals__.get(name) is optimizer
+    ]
+
+
+def _global_names(code: types.CodeType) -> set[str]:
+    """Return the global names that code, and code within it, reads."""
+    nested = (c for c in code.co_consts if isinstance(c, types.CodeType))
+    return set(code.co_names).union(*map(_global_names, nested))
+
+
+def _reachable(value: Any) -> Iterator[Any]:
+    """Yield a value and everything that it holds, directly or not."""
     seen: set[int] = set()
-    waiting = [value]
-    while waiting:
-        held = waiting.pop()
-        if id(held) not in seen:
-            seen.add(id(held))
-            yield held
-            waiting.extend(_held(held))
+    pending = [value]
+    while pending:
+        item = pending.pop()
+        if id(item) not in seen:
+            seen.add(id(item))
+            yield item
+            pending.extend(_items(item))
 
 
-def _held(value: Any) -> Iterator[Any]:
-    """Return what a value holds directly."""
+def _items(value: Any) -> Iterator[Any]:
+    """Yield what a value holds directly."""
     if isinstance(value, dict):
         yield from value.values()
     elif isinstance(value, list | set | tuple):
@@ -452,14 +423,8 @@ def _held(value: Any) -> Iterator[Any]:
 
 
 def _contents(cell: types.CellType) -> list[Any]:
-    """Return what a cell of a closure holds; nothing before it is set."""
+    """Return the content of a closure's cell; nothing before it is set."""
     try:
         return [cell.cell_contents]
     except ValueError:
         return []
-
-
-def _global_names(code: types.CodeType) -> set[str]:
-    """Return the names that code, and code within it, reads of its module."""
-    within = (c for c in code.co_consts if isinstance(c, types.CodeType))
-    return set(code.co_names).union(*map(_global_names, within))

@@ -1,4 +1,4 @@
-"""Private Keras and TensorFlow names for the end of a save, and what `fit` calls."""
+"""Private Keras and TensorFlow names for saving and its end."""
 
 import inspect
 import os
@@ -16,7 +16,7 @@ from tensorflow.python.training.saving import saveable_object
 
 from tf_dgc._internals import keras_trainer
 
-# Where Keras saves, and what it closes last there.
+# Functions of Keras that save, and the local variable that each closes last.
 _CLOSED_LAST = {
     saving_lib._save_model_to_fileobj.__code__: "zf",
     saving_lib._save_model_to_dir.__code__: "asset_store",
@@ -25,25 +25,23 @@ _CLOSED_LAST = {
 
 
 def closed_last() -> Any | None:
-    """Return what Keras, if it saves among our callers, closes in the end.
+    """Return the file that Keras closes last, if it is saving among our callers.
 
-    A `zipfile.ZipFile`, or one of the stores of `saving_lib`.
+    It is a `zipfile.ZipFile`, or one of the stores of `saving_lib`.
     """
     frame = _caller(_CLOSED_LAST)
     return None if frame is None else frame.f_locals[_CLOSED_LAST[frame.f_code]]
 
 
 def is_saving_hdf5() -> bool:
-    """Whether Keras writes a whole model as HDF5 among our callers."""
+    """Whether Keras is writing a whole model as HDF5 among our callers."""
     return _caller({legacy_h5_format.save_model_to_hdf5.__code__}) is not None
 
 
 def call_when_closed(file: Any, call: Callable[[BaseException | None], None]) -> None:
-    """Call a function once, when this instance has been closed.
+    """Call a function once, when a file or store has been closed.
 
-    Args:
-        file: open file or store, with a method `close`.
-        call: function of the error because of which the file is closed, or None.
+    Its argument is the error that closed the file, or None.
     """
     if "close" in vars(file):
         return
@@ -54,8 +52,8 @@ def call_when_closed(file: Any, call: Callable[[BaseException | None], None]) ->
         error = sys.exc_info()[1]
         try:
             file.close()
-        except OSError as failed:
-            call(failed)
+        except OSError as close_error:
+            call(close_error)
             raise
         call(None if error is before else error)
 
@@ -65,17 +63,20 @@ def call_when_closed(file: Any, call: Callable[[BaseException | None], None]) ->
 def call_when_checkpoint_is_written(call: Callable[[], None]) -> None:
     """Call a function when the `tf.train.Checkpoint` among our callers is written.
 
-    The manager's record is written before (`Checkpoint._write`). Without a checkpoint,
-    and for one that is written asynchronously, nothing is done.
+    The manager's record is written before (`Checkpoint._write`). Does nothing without a
+    checkpoint, or if it is written asynchronously.
     """
     frame = _caller({tf.train.Checkpoint._write.__code__})
     options = None if frame is None else frame.f_locals["options"]
     if options is None or options.experimental_enable_async_checkpoint:
         return
     before = options.experimental_write_callbacks or []
-    if any(isinstance(callback, _Written) for callback in before):
+    if any(isinstance(callback, _OneCallback) for callback in before):
         return
-    options.experimental_write_callbacks = [*before, _Written(options, before, call)]
+    options.experimental_write_callbacks = [
+        *before,
+        _OneCallback(options, before, call),
+    ]
 
 
 def is_checkpointing() -> bool:
@@ -94,8 +95,8 @@ _CHECKPOINTING = {
 }
 
 
-class _Written:
-    """Calls a function, once."""
+class _OneCallback:
+    """Calls a function once, and removes itself from the options."""
 
     def __init__(self, options: Any, before: list, call: Callable[[], None]):
         self._options, self._before, self._call = options, before, call
@@ -106,12 +107,7 @@ class _Written:
 
 
 class SavedNote(tf.__internal__.tracking.AutoTrackable):
-    """Numbers that a checkpoint has, which are looked at when it is restored.
-
-    Args:
-        numbers: function that returns the numbers to be saved.
-        check: function of the numbers that were saved.
-    """
+    """Numbers in a checkpoint that `check` receives when it is restored."""
 
     def __init__(
         self, numbers: Callable[[], list[int]], check: Callable[[list[int]], None]
@@ -123,7 +119,7 @@ class SavedNote(tf.__internal__.tracking.AutoTrackable):
         return {_REMARK: tf.constant(self._numbers(), tf.int64)}
 
     def _restore_from_tensors(self, restored_tensors: dict[str, tf.Tensor]) -> None:
-        if tf.executing_eagerly():  # not while a SavedModel traces how it is restored
+        if tf.executing_eagerly():  # not while a SavedModel traces its restoration
             self._check(restored_tensors[_REMARK].numpy().tolist())
 
 
@@ -131,21 +127,20 @@ _REMARK = "REMARK"
 
 
 class CheckpointHooks(keras.optimizers.Optimizer):
-    """Tells an optimizer that it is saved in, or restored from, a checkpoint.
+    """Calls methods of an optimizer before it is saved or restored by TensorFlow.
 
-    And in a SavedModel. TensorFlow asks every object for what belongs to it
-    (`_trackable_children`).
+    TensorFlow calls `_trackable_children` of every object first.
     """
 
     def in_checkpoint(self) -> None:
-        """Do what has to be done before anything is read."""
+        """Run before a checkpoint reads anything."""
         raise NotImplementedError
 
     def in_restoring(self) -> None:
-        """Do what has to be done before anything is restored."""
+        """Run before anything is restored."""
 
     def in_saved_model(self) -> None:
-        """Do what has to be done before a SavedModel reads anything."""
+        """Run before a SavedModel reads anything."""
 
     def _lookup_dependency(self, *args: Any, **kwargs: Any) -> Any:
         self.in_restoring()
@@ -176,20 +171,17 @@ def call_when_fit_begins(
 
 
 def _caller(codes: Container[CodeType]) -> FrameType | None:
-    """Return the innermost of our callers that runs one of these."""
+    """Return the innermost of our callers that runs one of these codes."""
     for frame, _ in traceback.walk_stack(inspect.currentframe()):
         if frame.f_code in codes:
             return frame
     return None
 
 
-# --- Private names of what Keras and TensorFlow read and write to save.
-
-
 def read_when_saved(read: Callable[[], Any], dtype: str, device: str) -> Any:
-    """Return what `_serialize_to_tensors` has to for a value that is costly to read.
+    """Return a value for `_serialize_to_tensors` that is read only when it is saved.
 
-    Restoring asks for the same, to know names and types, but does not read
+    Restoring calls `_serialize_to_tensors` too, for names and dtypes only
     (`saveable_object.SaveSpec`).
     """
     return saveable_object.SaveSpec(
@@ -198,54 +190,49 @@ def read_when_saved(read: Callable[[], Any], dtype: str, device: str) -> Any:
 
 
 def join_save(model: keras.Model) -> None:
-    """Read whatever Keras reads to save a model, in its order, and write nothing.
+    """Read the values that Keras reads to save a model, in its order; write nothing.
 
-    Values that all workers have to read together are read here while another worker
-    saves (`saving_lib._save_state`).
+    While another worker saves, this takes part in the collectives that read values of
+    all workers.
     """
+    _save_state(model, _NoStore())
+
+
+def save_weights(model: keras.Model, file: Any, check: Callable[[], None]) -> None:
+    """Save weights as `save_weights_only` does, to an open `h5py.File`.
+
+    `check` is called after every value.
+    """
+    _save_state(model, _OpenFileStore(file, check))
+
+
+def _save_state(model: keras.Model, store: saving_lib.H5IOStore) -> None:
     saving_lib._save_state(
         model,
-        weights_store=_Nowhere(),
+        weights_store=store,
         assets_store=None,
         inner_path="",
         visited_saveables=set(),
     )
 
 
-class _Nowhere(saving_lib.H5IOStore):
-    """A store without a file."""
+class _NoStore(saving_lib.H5IOStore):
+    """A store that ignores all values."""
 
     def __init__(self) -> None:
-        pass  # the base class would open one
+        pass  # the base class would open a file
 
     def __bool__(self) -> bool:
         return True
 
-    def make(self, path: str, metadata: Any = None) -> "_Nowhere":
+    def make(self, path: str, metadata: Any = None) -> "_NoStore":
         return self
 
     def __setitem__(self, key: str, value: Any) -> None:
         pass
 
 
-def save_weights(model: keras.Model, file: Any, check: Callable[[], None]) -> None:
-    """Do what `save_weights` does, to a file that is open (`save_weights_only`).
-
-    Args:
-        model: Keras model, built.
-        file: `h5py.File`, open to write.
-        check: function that is called after every value.
-    """
-    saving_lib._save_state(
-        model,
-        weights_store=_InFile(file, check),
-        assets_store=None,
-        inner_path="",
-        visited_saveables=set(),
-    )
-
-
-class _InFile(saving_lib.H5IOStore):
+class _OpenFileStore(saving_lib.H5IOStore):
     """A store in a file that others open and close."""
 
     def __init__(self, file: Any, check: Callable[[], None]):
@@ -261,24 +248,23 @@ class _InFile(saving_lib.H5IOStore):
 
 
 def path_being_saved() -> str | None:
-    """Return the path that Keras, somewhere among our callers, is saving to."""
-    codes = (saving_lib.save_model.__code__, saving_lib.save_weights_only.__code__)
-    frame = inspect.currentframe()
-    while frame is not None and frame.f_code not in codes:
-        frame = frame.f_back
+    """Return the path that Keras is saving to, if it is among our callers."""
+    frame = _caller(
+        {saving_lib.save_model.__code__, saving_lib.save_weights_only.__code__}
+    )
     path = None if frame is None else frame.f_locals["filepath"]
     return str(path) if isinstance(path, (str, os.PathLike)) else None
 
 
 class ModelCheckpointHooks(keras.callbacks.ModelCheckpoint):
-    """Keras's choice of when to save and where; `write` does it (`_save_model`)."""
+    """Calls `write` where Keras's callback saves (`_save_model`)."""
 
     def write(self, path: str) -> None:
         """Save to `path`."""
         raise NotImplementedError
 
     def logs_of_all(self, logs: Any) -> Any:
-        """Return logs that are the same on all workers, for those within an epoch."""
+        """Return logs that are the same on all workers, from those within an epoch."""
         return logs
 
     def _save_model(self, epoch: int, batch: int | None, logs: Any) -> None:

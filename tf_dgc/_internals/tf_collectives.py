@@ -1,6 +1,5 @@
-"""Private names of TensorFlow's launcher of collectives, its keys and its order."""
+"""Private names of TensorFlow's collectives and strategies."""
 
-import functools
 import threading
 import zlib
 from collections.abc import Callable, Sequence
@@ -33,7 +32,7 @@ def launchers(collective_ops: Any) -> list[Any]:
 
 
 def group_size(launcher: Any) -> int:
-    """Return how many replicas, of all workers, a launcher's collectives have."""
+    """Return the number of replicas, of all workers, in a launcher's collectives."""
     return launcher._group_size
 
 
@@ -53,87 +52,77 @@ def launch_all_reduce(launcher: Any, tensor: tf.Tensor) -> tf.Tensor:
 
 
 def abort_message(collective_ops: Any, seconds: float) -> str:
-    """Return why TensorFlow ends the collectives of this worker, or "" if it does not.
+    """Return why TensorFlow has ended the collectives of this worker, or "".
 
-    The first reason stays, whatever fails later, and every collective fails with it.
-    One that does not fail is given up after so many seconds, and ends all others.
+    TensorFlow keeps the first reason, and every later collective fails with it. This
+    launches one; if it does not fail, it times out, which ends all others.
     """
     options = tf.distribute.experimental.CommunicationOptions(timeout_seconds=seconds)
-    found = []
+    messages = []
 
     def launch() -> None:
         try:
             launchers(collective_ops)[0].all_reduce(tf.zeros([]), options=options)
         except tf.errors.OpError as error:
-            found.append(str(error.message))
+            messages.append(str(error.message))
 
-    # A thread, as the time-out of a collective is TensorFlow's own.
+    # A thread, because the timeout of a collective is up to TensorFlow.
     thread = threading.Thread(target=launch, daemon=True)
     thread.start()
     thread.join(2 * seconds)
-    return "".join(found)
+    return "".join(messages)
 
 
 def reuse_collective_keys(collective_ops: Any) -> "Counters":
-    """Give collectives of one kind, dtype and shape the same key, again and again.
+    """Reuse one key for all collectives of the same kind, dtype and shape.
 
-    TensorFlow hands a new key to every execution (`_next_instance_key`) and never
-    forgets one: each costs memory for as long as the process lives, and the workers a
-    round trip to the first of them. It does so when Python calls a function
+    TensorFlow gives every execution a new key (`_next_instance_key`) and never frees
+    it: each costs memory for the life of the process, and a round trip to the first
+    worker. It does so when Python calls a function
     (`FuncGraph.capture_call_time_value`), which fails for a function called within a
-    `tf.while_loop`, as Keras's `steps_per_execution` does.
+    `tf.while_loop`, as in Keras's `steps_per_execution`.
 
-    A key that follows from the tensor is the same on all workers, whenever each of
-    them traces. A launcher's collectives are one after the other (`_ordering_token`),
-    so no key is in use when it is used again.
+    A key derived from the tensor is the same on all workers, whenever each of them
+    traces. A launcher's collectives run one after the other (`_ordering_token`), so no
+    key is in use when it is reused.
 
     Returns:
         Counters of the collectives that this worker has started and finished so far.
     """
     counters = [_count_collectives(launcher) for launcher in launchers(collective_ops)]
-    return counters[0]  # all local replicas go through the same ones
+    return counters[0]  # all local replicas take part in the same collectives
 
 
 class Counters:
-    """How many collectives of one launcher were started and finished, and which waits.
+    """Number of collectives of a launcher that started and finished, and a pending key.
 
-    All are one variable, so none counts as started before the one ahead has finished,
-    though its tensor may be there: what is waited for is always the last one started.
-    The third number is the key of the collective that has started and not finished: a
-    start adds the key, its end subtracts it again.
+    All three numbers are in one variable. So a collective counts as started only when
+    the previous one has finished, and the pending one is always the last one started.
+    The third number is the key of the pending collective: its start adds the key, and
+    its end subtracts it.
     """
 
     def __init__(self) -> None:
         self._counts = local_variable([0, 0, 0], tf.int64)
 
     def read(self) -> list[int]:
-        """Return both numbers; any thread may call it, at any time."""
+        """Return the numbers of starts and ends; any thread may call this."""
         return [int(count) for count in self._counts.read_value().numpy()[:2]]
 
     def pending_key(self) -> int:
         """Return the key of the collective that has started and not finished, or 0.
 
         A collective that an error ended never finishes: its key stays in the sum. Any
-        thread may call this, at any time.
+        thread may call this at any time.
         """
         return int(self._counts.read_value().numpy()[2])
 
     def start(self, tensor: tf.Tensor, key: tf.Tensor) -> tf.Tensor:
-        """Return the key when the tensor is there and its collective is counted.
-
-        Args:
-            tensor: tensor that is handed over.
-            key: key of the collective, scalar int32.
-        """
+        """Return the key after the tensor is available and the start is counted."""
         return self._after(tensor, 1, 0, key, key)
 
     def finish(self, result: tf.Tensor, key: tf.Tensor) -> tf.Tensor:
-        """Return the result when it is there and counted.
-
-        Args:
-            result: result of the collective.
-            key: key that `start` was given.
-        """
+        """Return the result after it is available and the end is counted."""
         return self._after(result, 0, 1, -key, result)
 
     def _after(
@@ -144,27 +133,27 @@ class Counters:
         key: tf.Tensor,
         value: tf.Tensor,
     ) -> tf.Tensor:
-        """Return `value` when a tensor was there and it was counted."""
+        """Return `value` after a tensor is available and the counts are updated."""
         number = tf.get_static_value(key)
         with tf.control_dependencies([tensor]), tf.device("CPU:0"):
             if number is None:  # the shape is known at run time
-                more = tf.stack([started, finished, tf.cast(key, tf.int64)])
+                increment = tf.stack([started, finished, tf.cast(key, tf.int64)])
             else:
-                more = [started, finished, int(number)]
-            done = self._counts.assign_add(more, read_value=False)
+                increment = [started, finished, int(number)]
+            done = self._counts.assign_add(increment, read_value=False)
         with tf.control_dependencies([] if done is None else [done]):
             return tf.identity(value)
 
 
-class Launch(NamedTuple):
-    """A collective, as it was traced.
+class TracedCollective(NamedTuple):
+    """A collective that was traced.
 
     Attributes:
         kind: name of its kind, such as "all_reduce".
         dtype: name of the dtype of its tensor.
         shape: shape of its tensor, as text.
-        places: places where it was traced, each a file, a line and a function, the
-            innermost first; none of what was executed eagerly.
+        places: file, line and function of each stack frame where it was traced, the
+            innermost first; empty if it was executed eagerly.
     """
 
     kind: str
@@ -173,46 +162,44 @@ class Launch(NamedTuple):
     places: Sequence[tuple[str, int, str]]
 
 
-_launches: dict[int, Launch] = {}  # by key, of all launchers
+_traced_collectives: dict[int, TracedCollective] = {}  # by key, of all launchers
 
 
-def launch_of(key: int) -> Launch | None:
+def find_collective(key: int) -> TracedCollective | None:
     """Return the collective with this key; None if its shape was known at run time.
 
-    Of several that share a key, the one that was traced last.
+    If several share a key, the one that was traced last.
     """
-    return _launches.get(key)
+    return _traced_collectives.get(key)
 
 
-def remember_launch(kind: str, tensor: tf.Tensor, key: tf.Tensor) -> None:
-    """Remember what a key stands for, for `launch_of`.
+def record_collective(kind: str, tensor: tf.Tensor, key: tf.Tensor) -> None:
+    """Store the collective that a key belongs to, for `find_collective`.
 
-    Python calls this when a step is traced, not when it runs; in eager code only the
-    first time does something.
-
-    Args:
-        kind: name of the kind of collective.
-        tensor: tensor that is handed over.
-        key: key that `collective_key` returned for both.
+    This runs when a step is traced; in eager code only the first call has an effect.
     """
     number = tf.get_static_value(key)
-    if number is None or (tf.executing_eagerly() and int(number) in _launches):
+    if number is None or (
+        tf.executing_eagerly() and int(number) in _traced_collectives
+    ):
         return
     stack = () if tf.executing_eagerly() else tuple(reversed(key.op.traceback))
     places = tuple((f.filename, f.lineno, f.name) for f in stack)
-    _launches[int(number)] = Launch(kind, tensor.dtype.name, str(tensor.shape), places)
+    _traced_collectives[int(number)] = TracedCollective(
+        kind, tensor.dtype.name, str(tensor.shape), places
+    )
 
 
-def local_variable(value: Any, dtype: tf.DType) -> tf.Variable:
+def local_variable(value: Any, dtype: tf.DType, device: str = "CPU:0") -> tf.Variable:
     """Return a variable of this process, which no strategy distributes."""
-    with tf.init_scope(), tf.device("CPU:0"):
+    with tf.init_scope(), tf.device(device):
         return resource_variable_ops.ResourceVariable(
             value, trainable=False, dtype=dtype
         )
 
 
 def _count_collectives(launcher: Any) -> Counters:
-    """Count what one launcher starts and finishes, and let it use keys again."""
+    """Count the collectives of one launcher, and make it reuse keys."""
     counters = Counters()
 
     def counted(kind: str) -> Callable:
@@ -222,7 +209,7 @@ def _count_collectives(launcher: Any) -> Counters:
             tensor = tf.convert_to_tensor(tensor)
             launcher._tf_dgc_kinds.add((kind, tensor.dtype.name, str(tensor.shape)))
             key = collective_key(kind, tensor)
-            remember_launch(kind.removeprefix("_"), tensor, key)
+            record_collective(kind.removeprefix("_"), tensor, key)
             launcher._next_instance_key = lambda: counters.start(tensor, key)
             return counters.finish(launch(tensor, *args, **kwargs), key)
 
@@ -237,16 +224,11 @@ def _count_collectives(launcher: Any) -> Counters:
 def wrap_launches(
     collective_ops: Any, all_reduce: Callable[..., Any], all_gather: Callable[..., Any]
 ) -> None:
-    """Launch every collective between processors by these functions.
+    """Launch every collective between CPUs by these functions.
 
-    Not between GPUs, which have connections of their own (`_device`).
-
-    Args:
-        collective_ops: TensorFlow's `CollectiveAllReduce` of the strategy.
-        all_reduce: function of the function that launches one collective, and the
-            tensor; returns the sum.
-        all_gather: function of both, and the number of replicas (`_group_size`);
-            returns the concatenation.
+    Collectives between GPUs, which have connections of their own, are not changed. Both
+    get a function that launches one collective, and a tensor; `all_gather` also gets
+    the number of replicas.
     """
     for launcher in launchers(collective_ops):
         if "GPU" not in launcher._device:
@@ -254,38 +236,34 @@ def wrap_launches(
 
 
 def _wrap_launches(launcher: Any, all_reduce: Callable, all_gather: Callable) -> None:
-    reduce_one, gather_one = launcher.all_reduce, launcher._all_gather
+    stock_reduce, stock_gather = launcher.all_reduce, launcher._all_gather
 
     def reduce(tensor: Any, *args: Any, **kwargs: Any) -> tf.Tensor:
-        launch = functools.partial(_launch, reduce_one, args, kwargs)
+        def launch(chunk: tf.Tensor) -> tf.Tensor:
+            return stock_reduce(chunk, *args, **kwargs)
+
         return all_reduce(launch, tf.convert_to_tensor(tensor))
 
     def gather(tensor: Any, *args: Any, **kwargs: Any) -> tf.Tensor:
-        launch = functools.partial(_launch, gather_one, args, kwargs)
+        def launch(chunk: tf.Tensor) -> tf.Tensor:
+            return stock_gather(chunk, *args, **kwargs)
+
         return all_gather(launch, tf.convert_to_tensor(tensor), launcher._group_size)
 
     launcher.all_reduce, launcher._all_gather = reduce, gather
 
 
-def _launch(one: Callable, args: Any, kwargs: Any, tensor: tf.Tensor) -> tf.Tensor:
-    return one(tensor, *args, **kwargs)
-
-
 def kinds_of_collectives(collective_ops: Any) -> set[tuple]:
-    """Return kind, dtype and shape of all collectives so far, which have a key each."""
+    """Return kind, dtype and shape of all collectives so far, one for each key."""
     return set().union(*(x._tf_dgc_kinds for x in launchers(collective_ops)))
 
 
 def collective_key(kind: str, tensor: tf.Tensor) -> tf.Tensor:
     """Return the key of a collective, scalar int32.
 
-    It is a hash. Should two kinds of tensors of a model get the same, at a chance of
-    one in 10^9, TensorFlow refuses the second.
-
-    Args:
-        kind: name of the kind of collective, such as "broadcast".
-        tensor: tensor that is handed over; equal in dtype and shape on all workers,
-            whether the shape is known while tracing or not.
+    It is a hash of kind, dtype and shape, the same whether the shape is known while
+    tracing or not. If two shapes of a model collide, with a probability of 10^-9,
+    TensorFlow rejects the second.
     """
     name = zlib.crc32(f"{kind} {tensor.dtype.name}".encode())
     with tf.device("CPU:0"):
@@ -301,13 +279,13 @@ def collective_key(kind: str, tensor: tf.Tensor) -> tf.Tensor:
         return tf.cast(key, tf.int32)
 
 
-# Above the keys that TensorFlow hands out itself, to create variables, and below 2**31.
+# Above the keys that TensorFlow itself uses to create variables, and below 2**31.
 _FIRST_KEY = 1_000_000_000
 _NUM_KEYS = 1_000_000_007  # a prime
 _FACTORS = np.array([pow(1_000_003, i, _NUM_KEYS) for i in range(1, 17)], np.int64)
 
 
-# --- TensorFlow's collectives of groups of replicas, under keys of their own.
+# Groups of replicas
 
 Members = tuple[int, ...]
 
@@ -315,16 +293,16 @@ Members = tuple[int, ...]
 class GroupLauncher:
     """Launches the collectives of one replica in one group.
 
-    TensorFlow counts groups' keys in each process (`CollectiveKeys`), so that different
-    groups would get the same: here a group's key follows from its members. All groups'
-    collectives of a replica stand in one order, that of the strategy's own
-    (`_ordering_token`): with the same key, two at once would get each other's values.
+    TensorFlow numbers groups in each process (`CollectiveKeys`), so that different
+    groups would get the same key; here a group's key is derived from its members. The
+    collectives of all groups of a replica, and of its strategy, run in one order
+    (`_ordering_token`): two at once with the same key would get each other's values.
 
     Args:
         launcher: TensorFlow's `CollectiveReplicaLauncher` of the replica.
         members: indices of the replicas of the group, ascending.
-        rank: place of this replica among them.
-        lane: number of what goes on beside the steps; 0 for the steps themselves.
+        rank: index of this replica among the members.
+        lane: number of the background lane; 0 for the steps themselves.
     """
 
     def __init__(self, launcher: Any, members: Members, rank: int, lane: int = 0):
@@ -337,7 +315,7 @@ class GroupLauncher:
 
     @property
     def on_gpu(self) -> bool:
-        """Whether the replica is on a GPU, which has connections of its own."""
+        """Whether the replica is on a GPU."""
         return "GPU" in self._launcher._device
 
     def all_reduce(self, tensor: tf.Tensor) -> tf.Tensor:
@@ -355,37 +333,37 @@ class GroupLauncher:
     def broadcast(self, tensor: tf.Tensor, source: int) -> tf.Tensor:
         """Launch one `CollectiveBcastSendV2` or `CollectiveBcastRecvV2`.
 
-        The source is part of the key: TensorFlow remembers that of the first time.
+        The source is part of the key: TensorFlow keeps the first source of a key.
         """
 
         def launch(values: tf.Tensor, *keys: Any, **options: Any) -> tf.Tensor:
-            del options["ordering_token"]  # which this collective does not know
+            del options["ordering_token"]  # not supported by this collective
             with tf.control_dependencies([values, *self._pass_token()]):
                 if self._members[self._rank] == source:
-                    got = collective_ops.broadcast_send_v2(values, *keys, **options)
+                    result = collective_ops.broadcast_send_v2(values, *keys, **options)
                 else:
-                    got = collective_ops.broadcast_recv_v2(
+                    result = collective_ops.broadcast_recv_v2(
                         tf.shape(values), values.dtype, *keys, **options
                     )
-            with tf.control_dependencies([got]):
-                passed = self._pass_token()
-            with tf.control_dependencies(passed):
-                return tf.ensure_shape(got, values.shape)
+            with tf.control_dependencies([result]):
+                token = self._pass_token()
+            with tf.control_dependencies(token):
+                return tf.ensure_shape(result, values.shape)
 
         return self._move(f"broadcast of {source}", tensor, launch)
 
     def _pass_token(self) -> list[tf.Operation]:
-        """Return what stands behind all collectives so far, and before the next ones.
+        """Return an operation between all collectives so far and the next ones.
 
-        TensorFlow orders whatever touches the token.
+        TensorFlow orders all operations that use the token.
         """
         done = self._launcher._ordering_token.assign_add(0.0, read_value=False)
         return [] if done is None else [done]
 
     def _move(self, kind: str, tensor: tf.Tensor, launch: Callable) -> tf.Tensor:
-        """Launch a collective that moves values and adds none up.
+        """Launch a collective that moves values and does not add them.
 
-        Of these TensorFlow has none for bfloat16, whose bits travel as float16.
+        TensorFlow has none of these for bfloat16, whose bits are sent as float16.
         """
         if tensor.dtype != tf.bfloat16:
             return self._launch(kind, tensor, launch)
@@ -397,7 +375,7 @@ class GroupLauncher:
         self.kinds.add((label, tensor.dtype.name, str(tensor.shape)))
         stock = self._launcher
         key = collective_key(label, tensor)
-        remember_launch(f"{kind} of replicas {self._members}", tensor, key)
+        record_collective(f"{kind} of replicas {self._members}", tensor, key)
         with tf.device(stock._device):
             result = launch(
                 tensor,
@@ -412,20 +390,17 @@ class GroupLauncher:
 
 
 def group_key(members: Sequence[int], lane: int = 0) -> int:
-    """Return the key of a group in a lane, the same on all of its members."""
+    """Return the key of a group in a lane, equal on all of its members."""
     name = f"group {tuple(members)}" + (f" of lane {lane}" if lane else "")
     return _FIRST_GROUP_KEY + zlib.crc32(name.encode()) % _NUM_GROUP_KEYS
 
 
 def in_lane(collective_ops: Any, lane: int) -> Any:
-    """Return another `CollectiveAllReduce` of the same replicas.
+    """Return another `CollectiveAllReduce` of the same replicas, for a background lane.
 
-    It has a group key and ordering tokens of its own, so that its collectives and
-    those of others neither meet nor wait for each other.
-
-    Args:
-        collective_ops: TensorFlow's `CollectiveAllReduce` for all replicas.
-        lane: number of the lane, 1 or more, equal on all workers.
+    It has its own group key and ordering tokens, so that its collectives are separate
+    from others and do not wait for them. Lanes have numbers from 1, equal on all
+    workers.
     """
     keys = cross_device_utils.CollectiveKeys(group_key_start=group_key((), lane))
     stock = collective_ops
@@ -443,7 +418,7 @@ _FIRST_GROUP_KEY = 1_000_000
 _NUM_GROUP_KEYS = 2_000_000_000
 
 
-# --- Private names of strategies: their reduction, and how they create variables.
+# Strategies
 
 
 def get_cross_device_ops(strategy: tf.distribute.Strategy) -> Any:
@@ -457,7 +432,7 @@ def set_cross_device_ops(strategy: tf.distribute.Strategy, ops: Any) -> None:
 
 
 def is_default(strategy: tf.distribute.Strategy | None) -> bool:
-    """Whether it is no strategy at all, or TensorFlow's placeholder for none."""
+    """Whether it is None, or TensorFlow's default strategy."""
     return strategy is None or isinstance(
         strategy,
         distribute_lib._DefaultDistributionStrategy
@@ -468,7 +443,7 @@ def is_default(strategy: tf.distribute.Strategy | None) -> bool:
 def collective_ops_of(strategy: tf.distribute.Strategy) -> Any | None:
     """Return the strategy's `CollectiveAllReduce`, or None if it has none.
 
-    `MirroredExtended._collective_ops` exists beside a reduction the user chose.
+    `MirroredExtended._collective_ops` exists in addition to the user's reduction.
     """
     for ops in (
         get_cross_device_ops(strategy),
@@ -488,15 +463,11 @@ def wrap_variable_creation(
 
 
 def check_updates(
-    strategy: tf.distribute.Strategy, refuse: Callable[[tf.Variable], None]
+    strategy: tf.distribute.Strategy, reject: Callable[[tf.Variable], None]
 ) -> None:
-    """Call `refuse` with a variable of another scope that an optimizer updates.
+    """Call `reject`, which raises, if an optimizer updates another scope's variable.
 
     TensorFlow only asserts that it is a `DistributedVariable` (`extended.update`).
-
-    Args:
-        strategy: strategy whose instance is changed.
-        refuse: function of the variable that raises an error.
     """
     stock = strategy.extended.update
 
@@ -504,22 +475,19 @@ def check_updates(
         if isinstance(var, tf.Variable) and not isinstance(
             var, values.DistributedVariable
         ):
-            refuse(var)
+            reject(var)
         return stock(var, *args, **kwargs)
 
     strategy.extended.update = update
 
 
 def allow_conditions(strategy: tf.distribute.Strategy) -> None:
-    """Let Keras's stock optimizers reduce and update within conditions.
+    """Allow Keras's stock optimizers to reduce and update within conditions.
 
-    Of gradient accumulation and `ema_overwrite_frequency` Keras makes a condition of
-    each replica. Within it TensorFlow calls `merge_call`, for which replicas cannot
-    meet there, and raises. It has another implementation (`_use_merge_call`), in which
-    each replica launches its own collectives and updates its own copies.
-
-    Args:
-        strategy: strategy whose instance is changed.
+    For gradient accumulation and `ema_overwrite_frequency` Keras builds a condition in
+    each replica. Within it TensorFlow raises in `merge_call`, because replicas cannot
+    meet there. TensorFlow has another implementation (`_use_merge_call`), in which each
+    replica launches its own collectives and updates its own copies.
     """
     extended = strategy.extended
     stock_merges, stock_ops = extended._use_merge_call, extended._get_cross_device_ops
@@ -532,8 +500,8 @@ def allow_conditions(strategy: tf.distribute.Strategy) -> None:
         return collective_ops_of(strategy) if _is_in_condition() else stock_ops(value)
 
     def all_reduce(reduce_op: Any, value: Any, options: Any = None) -> Any:
-        alone = strategy.num_replicas_in_sync == 1 and _is_in_condition()
-        return value if alone else stock_reduce(reduce_op, value, options)
+        is_single = strategy.num_replicas_in_sync == 1 and _is_in_condition()
+        return value if is_single else stock_reduce(reduce_op, value, options)
 
     extended._replica_ctx_all_reduce = all_reduce
     extended._use_merge_call = use_merge_call
@@ -541,7 +509,7 @@ def allow_conditions(strategy: tf.distribute.Strategy) -> None:
 
 
 def _is_in_condition() -> bool:
-    """Whether a replica that is traced builds a branch of a condition of its own."""
+    """Whether a replica is being traced within a condition of its own."""
     thread, graph = threading.current_thread(), tf.compat.v1.get_default_graph()
     if not isinstance(thread, mirrored_run._MirroredReplicaThread) or thread.in_eager:
         return False
@@ -558,23 +526,17 @@ def per_replica(values: Sequence[Any]) -> Any:
     return distribute_utils.regroup(tuple(values))
 
 
-# --- Private TensorFlow names that creating variables takes.
-
-InitialValueExchange = Callable[[tf.Tensor, str], tf.Tensor]
+# Creation of variables
 
 
 class WorkerGroup:
-    """Collectives, one after the other, of one processor of every worker.
+    """Eager collectives of one CPU of every worker, one after the other.
 
-    Call them eagerly, and on all workers.
-
-    Args:
-        strategy: a `MultiWorkerMirroredStrategy`, whose keys are used
-            (`CollectiveKeys`).
+    Uses the keys of the strategy (`CollectiveKeys`).
 
     Attributes:
         size: number of workers.
-        is_first: whether this worker is the one that sends (`_is_chief`).
+        is_first: whether this worker is the source of broadcasts (`_is_chief`).
     """
 
     def __init__(self, strategy: tf.distribute.MultiWorkerMirroredStrategy):
@@ -592,7 +554,7 @@ class WorkerGroup:
             return tf.reshape(rows, [self.size, -1])
 
     def broadcast(self, words: tf.Tensor) -> tf.Tensor:
-        """Return the first worker's words; those of others have the same shape."""
+        """Return the first worker's words; all must have the same shape."""
         with tf.device(self._device):
             key = collective_key("broadcast", words)
             if not self.is_first:
@@ -604,26 +566,26 @@ class WorkerGroup:
 
 def replace_initial_values(
     strategy: tf.distribute.MultiWorkerMirroredStrategy,
-    settle: InitialValueExchange,
+    synchronize: Callable[[tf.Tensor, str], tf.Tensor],
     stock_broadcast: Callable[[Callable[[], tf.Tensor]], tf.Tensor],
 ) -> None:
-    """Let a function decide what variables of this strategy instance start with.
+    """Replace the broadcast of the first worker's initial values by a function.
 
-    In place of a broadcast from the first worker
-    (`CollectiveAllReduceExtended._get_variable_creator_initial_value`).
+    The broadcast is in
+    `CollectiveAllReduceExtended._get_variable_creator_initial_value`.
 
     Args:
-        strategy: instance of several workers, changed in place.
-        settle: function of what this worker would start with, a tensor, and the
-            variable's name; returns the value to start with.
-        stock_broadcast: function that calls the broadcast, where a graph creates the
-            variable or it does not hold numbers.
+        strategy: strategy of several workers, changed in place.
+        synchronize: function of this worker's initial value, a tensor, and the
+            variable's name; returns the value to use.
+        stock_broadcast: function that calls the broadcast, if a graph creates the
+            variable or it does not contain numbers.
     """
     stock = strategy.extended._get_variable_creator_initial_value
 
     def creator(replica_id: int, device: Any, primary_var: Any, **kwargs: Any) -> Any:
         stock_value = stock(replica_id, device, primary_var, **kwargs)
-        if replica_id > 0:  # it copies the first replica's
+        if replica_id > 0:  # copies the first replica's value
             return stock_value
 
         def initial_value() -> tf.Tensor:
@@ -633,7 +595,7 @@ def replace_initial_values(
                 value = _value(kwargs["initial_value"], kwargs.get("dtype"))
             if not _is_numeric(value.dtype):
                 return stock_broadcast(stock_value)
-            return settle(value, kwargs.get("name") or "without a name")
+            return synchronize(value, kwargs.get("name") or "without a name")
 
         return initial_value
 

@@ -1,4 +1,4 @@
-"""Private names that tell what is being traced, compiled or executed."""
+"""Private names for what is being traced, compiled or executed."""
 
 import os
 import traceback
@@ -13,12 +13,12 @@ from tensorflow.python.util import _pywrap_util_port
 
 
 def num_functions() -> int:
-    """Return how many graph functions the runtime knows (`context.Context`)."""
+    """Return the number of graph functions in the runtime (`context.Context`)."""
     return len(eager_context.context().list_function_names())
 
 
 def is_tracing(frame: FrameType | None) -> bool:
-    """Whether a stack is within the tracing of a `tf.function`."""
+    """Whether a stack is tracing a `tf.function`."""
     return any(f.f_code.co_filename == _TRACING for f, _ in traceback.walk_stack(frame))
 
 
@@ -26,12 +26,9 @@ _TRACING = func_graph.__file__  # `func_graph_from_py_func` calls the Python fun
 
 
 def is_executing(frames: Iterable[FrameType]) -> bool:
-    """Whether one of these stacks may be within TensorFlow's runtime.
+    """Whether one of these innermost frames of threads may be in TensorFlow's runtime.
 
-    A call of it returns when the operation, or the function, has ended.
-
-    Args:
-        frames: the innermost ones of threads.
+    A call of the runtime returns when the operation, or the function, has ended.
     """
     return any(f.f_code.co_filename.startswith(_TENSORFLOW) for f in frames)
 
@@ -40,15 +37,15 @@ _TENSORFLOW = os.path.join(os.path.dirname(tf.__file__), "")
 
 
 def uses_onednn() -> bool:
-    """Whether TensorFlow's kernels for CPUs are those of oneDNN (`IsMklEnabled`)."""
+    """Whether TensorFlow uses oneDNN's kernels on CPUs (`IsMklEnabled`)."""
     return _pywrap_util_port.IsMklEnabled()
 
 
 def leave_unordered(result: tf.Tensor) -> None:
-    """Let the operation that this comes of run as soon as its inputs are there.
+    """Let the operation of a tensor run as soon as its inputs are available.
 
-    One that may have side effects, but is given no resource, would wait for all such
-    operations before it (`AutomaticControlDependencies`).
+    A stateful operation without a resource would otherwise wait for all earlier ones
+    (`AutomaticControlDependencies`).
     """
     if not isinstance(result, ops.EagerTensor):
         manager = result.graph.experimental_acd_manager

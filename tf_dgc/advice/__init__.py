@@ -1,1 +1,1 @@
-"""Predicts what a step takes with each method, before the first run."""
+"""Predicts the time of a step with each method, before the first run."""

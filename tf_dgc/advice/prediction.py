@@ -1,42 +1,40 @@
-"""Predicting: a step of several workers, from what one takes and from the links."""
+"""Predicts a step of several workers from one worker's step and the links."""
 
 import math
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from tf_dgc.advice.timing import DENSE, Timed
+from tf_dgc.advice.timing import DENSE, StepTiming
 from tf_dgc.collectives import (
     Auto,
     CollectiveAlgorithm,
     LinkSpeeds,
-    RequestSize,
     Ring,
     cost_model,
     predict_seconds,
 )
 
-# Beside the links themselves, as two processes on one machine find it: seconds of a
+# Cost besides the links, measured between two processes on one machine: seconds of a
 # collective, of a round, and per byte (docs/advice.md).
 LAUNCH, ROUND, PER_BYTE = 3e-4, 1e-4, 2.4e-9
-_CARRIED = 0.956  # of a link's rate, the rest are heads of packets
-_LONG = 64e3  # bytes that are on a link at once, from which on TCP carries less, as
-_CARRIED_FAR = 0.8  # two to four workers at 100 Mbit/s and 20 ms found
-_SLOWEST = 1e4  # bit/s from which on the turning point is looked for
+_GOODPUT = 0.956  # share of a link's rate that is not packet headers
+_LONG = 64e3  # bytes in flight above which TCP carries less, as measured
+_LONG_GOODPUT = 0.8  # with two to four workers at 100 Mbit/s and 20 ms
+_SLOWEST = 1e4  # bit/s, lower end of the search for the turning point
 
 
 class Prediction(NamedTuple):
-    """A step of so many workers, by one way to train.
+    """Predicted step of one method with some number of workers.
 
     Attributes:
-        timed: way to train, as timed on one worker.
+        timing: the method and its step on one worker.
         num_workers: number of workers.
-        exchange: name of the exchange that `exchange="auto"` chooses of those it can
-            have.
-        seconds: seconds of a step, in the mean over the period of local steps.
-        sent: bytes that a worker sends in a step, in the mean.
+        exchange: name of the algorithm that `exchange="auto"` would choose.
+        seconds: seconds of a step, averaged over the period of local steps.
+        sent: bytes that a worker sends per step, averaged likewise.
     """
 
-    timed: Timed
+    timing: StepTiming
     num_workers: int
     exchange: str
     seconds: float
@@ -44,8 +42,8 @@ class Prediction(NamedTuple):
 
     @property
     def name(self) -> str:
-        """Name of the way to train."""
-        return self.timed.candidate.name
+        """Name of the method."""
+        return self.timing.candidate.name
 
 
 def links_of(
@@ -54,168 +52,140 @@ def links_of(
     speeds: Sequence[float] = (0.0, 0.0, 0.0),
     sharing: float = 1.0,
 ) -> LinkSpeeds:
-    """Return the numbers of links that were described, not measured.
+    """Return the parameters of links with a known bandwidth and latency.
 
-    A worker asks for what another one has as soon as a collective begins, so that each
-    begins with half a round trip, as `probing.measure` finds it. While bytes are on a
-    link, processors work on those before them.
+    A worker requests another one's data when a collective begins, so each collective
+    begins with half a round trip, as measured links do. Processing of bytes overlaps
+    with the transfer of later ones.
 
     Args:
-        bandwidth: bits per second of each worker's link, both ways at once.
-        latency: seconds of a round trip, as `ping` says.
+        bandwidth: bits per second of each worker's link, in both directions at once.
+        latency: seconds of a round trip, as reported by `ping`.
         speeds: seconds per byte of merging, decoding and rounding, as
-            `probing.local_speeds` measures them here.
-        sharing: number of workers that share what one has by itself on a machine of
-            its own.
+            `autotune.local_speeds` measures them.
+        sharing: number of workers that share one machine's processors.
     """
     half = latency / 2
-    per_byte = max(_on_link(bandwidth, latency), sharing * PER_BYTE)
+    per_byte = max(_seconds_per_byte(bandwidth, latency), sharing * PER_BYTE)
     links = LinkSpeeds(LAUNCH + half, ROUND + half, per_byte, *speeds)
     return links._replace(start=LAUNCH)
 
 
 def round_trip_of(links: LinkSpeeds) -> float:
-    """Return the seconds of a round trip, of links that were measured.
-
-    Args:
-        links: numbers of the links.
-    """
+    """Return the seconds of a round trip of measured links."""
     return 2 * max(0.0, links.latency - ROUND)
 
 
-def predict_step(timed: Timed, num_workers: int, links: LinkSpeeds) -> Prediction:
-    """Return what a step takes so many workers, by the exchange that "auto" chooses.
+def predict_step(timing: StepTiming, num_workers: int, links: LinkSpeeds) -> Prediction:
+    """Predict a step with the algorithm that `exchange="auto"` would choose."""
+    requests = timing.requests(num_workers)
+    period = timing.candidate.period
+    algorithms = _algorithms(timing, num_workers)
+    exchange_seconds = [
+        predict_seconds(a, requests, num_workers, links) for a in algorithms
+    ]
+    best = cost_model.first_of_the_fastest(exchange_seconds)
+    algorithm = algorithms[best]
+    # One worker's step and the exchange both include decoding the worker's own words.
+    counted_twice = 0.0
+    if num_workers > 1:
+        counted_twice = sum(cost_model.decode_seconds(r, links) for r in requests)
+    seconds = timing.seconds + max(0.0, exchange_seconds[best] - counted_twice) / period
+    sent = 0.0
+    if num_workers > 1:
+        costs = [cost_model.request_cost(algorithm, r, num_workers) for r in requests]
+        sent = sum(cost.sent for cost in costs) / period
+    return Prediction(timing, num_workers, algorithm.name, seconds, sent)
 
-    Args:
-        timed: way to train, as timed on one worker.
-        num_workers: number of workers, N.
-        links: numbers of the links.
-    """
-    asked = timed.asked(num_workers)
-    period = timed.candidate.period
-    twice = _counted_twice(asked, num_workers, links)
-    exchanges = _exchanges(timed, num_workers)
-    taken = [predict_seconds(e, asked, num_workers, links) for e in exchanges]
-    chosen = cost_model.first_of_the_fastest(
-        taken
-    )  # by itself, as `exchange="auto"` chooses
-    exchange = exchanges[chosen]
-    seconds = timed.seconds + max(0.0, taken[chosen] - twice) / period
-    sent = sum(cost_model.request_cost(exchange, a, num_workers).sent for a in asked)
-    sent = sent / period if num_workers > 1 else 0.0
-    return Prediction(timed, num_workers, exchange.name, seconds, sent)
 
-
-def _exchanges(timed: Timed, num_workers: int) -> list[CollectiveAlgorithm]:
-    if timed.candidate.name == DENSE:  # stock Keras has no other
+def _algorithms(timing: StepTiming, num_workers: int) -> list[CollectiveAlgorithm]:
+    if timing.candidate.name == DENSE:  # stock Keras has no other
         return [Ring()]
-    return Auto().candidates(num_workers, timed.merges)
-
-
-def _counted_twice(
-    asked: Sequence[RequestSize], num_workers: int, links: LinkSpeeds
-) -> float:
-    """Return what decoding its own words takes a worker, which its own step has too."""
-    if num_workers == 1:
-        return 0.0
-    return sum(cost_model.decode_seconds(each, links) for each in asked)
+    return Auto().candidates(num_workers, timing.merges)
 
 
 def best_prediction(predictions: Sequence[Prediction]) -> Prediction:
-    """Return the one to be advised: the first of those that are as fast as any.
-
-    Args:
-        predictions: predictions of one number of workers, in the order of preference.
-    """
-    return predictions[
-        cost_model.first_of_the_fastest([p.seconds for p in predictions])
-    ]
+    """Return the advised prediction: the first of those that are as fast as any."""
+    seconds = [p.seconds for p in predictions]
+    return predictions[cost_model.first_of_the_fastest(seconds)]
 
 
 def reliable_up_to(links: LinkSpeeds, round_trip: float) -> float:
     """Return the bandwidth in bits/s up to which predictions depend on it.
 
-    Of faster links nothing is known: what a byte takes processors, which is then what
-    counts, is a constant of those that it was fitted on.
-
-    Args:
-        links: numbers of the links.
-        round_trip: seconds of a round trip.
+    On faster links the processing time per byte dominates, which is a constant fitted
+    on other machines.
     """
-    near, far = (8 / (share * _least(links)) for share in (_CARRIED, _CARRIED_FAR))
-    return far if _is_long(near, round_trip) else near
+    short, long = (
+        8 / (goodput * _min_per_byte(links)) for goodput in (_GOODPUT, _LONG_GOODPUT)
+    )
+    return long if _is_long(short, round_trip) else short
 
 
 def turning_point(
-    timed: Sequence[Timed], num_workers: int, links: LinkSpeeds, round_trip: float
+    timings: Sequence[StepTiming],
+    num_workers: int,
+    links: LinkSpeeds,
+    round_trip: float,
 ) -> float:
-    """Return the bandwidth from which on dense steps are advised, in bits/s.
+    """Return the bandwidth in bits/s from which on dense steps are advised.
 
-    0 if they are at any, infinity if at none up to `known_up_to`.
-
-    Args:
-        timed: ways to train, in the order of preference, the dense one first.
-        num_workers: number of workers, N.
-        links: numbers of the links, of which all but the bandwidth stay.
-        round_trip: seconds of a round trip.
+    Returns 0 if they are advised at any bandwidth, and infinity if at none up to
+    `reliable_up_to`. `timings` are in the order of preference, the dense one first.
     """
 
-    def pays(bandwidth: float) -> bool:
-        there = _at(links, round_trip, bandwidth)
-        found = [predict_step(t, num_workers, there) for t in timed]
-        return best_prediction(found).name != DENSE
+    def compression_pays(bandwidth: float) -> bool:
+        replaced = _with_bandwidth(links, round_trip, bandwidth)
+        predictions = [predict_step(t, num_workers, replaced) for t in timings]
+        return best_prediction(predictions).name != DENSE
 
     low, high = _SLOWEST, reliable_up_to(links, round_trip)
-    if pays(high):
+    if compression_pays(high):
         return math.inf
-    # Where a link begins to be long it carries less, and what did not pay may again.
-    longer = 1.001 * 8 * _LONG / round_trip if round_trip else math.inf
-    if low < longer < high:
-        low, high = (longer, high) if pays(longer) else (low, longer)
-    if not pays(low):
+    # A link that becomes long carries less, so compression may pay again from there.
+    long = 1.001 * 8 * _LONG / round_trip if round_trip else math.inf
+    if low < long < high:
+        low, high = (long, high) if compression_pays(long) else (low, long)
+    if not compression_pays(low):
         return 0.0
     while high > 1.02 * low:
         middle = math.sqrt(low * high)
-        low, high = (middle, high) if pays(middle) else (low, middle)
+        low, high = (middle, high) if compression_pays(middle) else (low, middle)
     return low
 
 
 def predictions_at_rates(
-    timed: Sequence[Timed],
+    timings: Sequence[StepTiming],
     num_workers: int,
     links: LinkSpeeds,
     round_trip: float,
     rates: Sequence[float],
 ) -> dict[str, list[float]]:
-    """Return the seconds of a step at other bandwidths, by way to train.
-
-    Args:
-        timed: ways to train.
-        num_workers: number of workers, N.
-        links: numbers of the links, of which all but the bandwidth stay.
-        round_trip: seconds of a round trip.
-        rates: bandwidths, in bits/s.
-    """
-    some = [_at(links, round_trip, rate) for rate in rates]
+    """Return the seconds of each method's step at several bandwidths, in bits/s."""
+    links_at_rates = [_with_bandwidth(links, round_trip, rate) for rate in rates]
     return {
-        t.candidate.name: [predict_step(t, num_workers, each).seconds for each in some]
-        for t in timed
+        t.candidate.name: [
+            predict_step(t, num_workers, links).seconds for links in links_at_rates
+        ]
+        for t in timings
     }
 
 
-def _at(links: LinkSpeeds, round_trip: float, bandwidth: float) -> LinkSpeeds:
-    per_byte = max(_on_link(bandwidth, round_trip), _least(links))
+def _with_bandwidth(
+    links: LinkSpeeds, round_trip: float, bandwidth: float
+) -> LinkSpeeds:
+    per_byte = max(_seconds_per_byte(bandwidth, round_trip), _min_per_byte(links))
     return links._replace(per_byte=per_byte)
 
 
-def _least(links: LinkSpeeds) -> float:
-    """Return what a byte takes at least; less only where that was measured."""
+def _min_per_byte(links: LinkSpeeds) -> float:
+    """Return the processing seconds per byte; a measured link may be faster."""
     return min(PER_BYTE, links.per_byte)
 
 
-def _on_link(bandwidth: float, round_trip: float) -> float:
-    is_long = _is_long(bandwidth, round_trip)
-    return 8 / ((_CARRIED_FAR if is_long else _CARRIED) * bandwidth)
+def _seconds_per_byte(bandwidth: float, round_trip: float) -> float:
+    goodput = _LONG_GOODPUT if _is_long(bandwidth, round_trip) else _GOODPUT
+    return 8 / (goodput * bandwidth)
 
 
 def _is_long(bandwidth: float, round_trip: float) -> bool:

@@ -1,4 +1,4 @@
-"""Timing: a step of a model on this machine, by each way to train, by turns."""
+"""Times a step of a model on this machine with each method, in turns."""
 
 import contextlib
 import statistics
@@ -18,67 +18,62 @@ from tf_dgc.optimizers.compressed import CompressedOptimizer
 from tf_dgc.optimizers.dgc import DGCOptimizer
 from tf_dgc.schedules import check_period
 
-# --- Candidates: the ways to train that are compared.
-
 DENSE = "dense"
 PERIOD = 16
-"""Steps between two exchanges of local SGD, as a candidate."""
+"""Default period of local SGD as a candidate."""
 DEFAULT = (DENSE, "float16", "uniform_8bit", "power_sgd", "dgc", f"local_sgd {PERIOD}")
-"""What is compared by itself, and of equally fast ones the first is advised."""
+"""Methods compared by default, in the order of preference."""
+
+_WARM_UP_STEPS = 3
+_MIN_STEPS = 5
+_TURNS = 3
 
 
 class Candidate(NamedTuple):
-    """A way to train.
+    """A method that `advise` compares.
 
     Attributes:
-        name: name of it, as `advise(methods=...)` takes it.
-        make: function of an inner optimizer that returns the one whose step is timed.
-        period: number of steps from one exchange to the next.
-        code: text to write in a script, where the optimizer was.
+        name: name, as in `advise(methods=...)`.
+        wrap: function that returns the optimizer to time, given an inner optimizer.
+        period: number of steps between two exchanges.
+        code: code for the user's script, where `optimizer` was.
     """
 
     name: str
-    make: Callable[[keras.optimizers.Optimizer], keras.optimizers.Optimizer]
+    wrap: Callable[[keras.optimizers.Optimizer], keras.optimizers.Optimizer]
     period: int = 1
     code: str = "optimizer"
 
 
+class StepTiming(NamedTuple):
+    """A method's step on one worker, without waiting for others.
+
+    Attributes:
+        candidate: the method.
+        seconds: seconds of a step: forward and backward pass, compression, decoding of
+            the worker's own words, and update.
+        requests: function that returns the step's requests, given a number of workers.
+        merges: whether algorithms that merge entries on the way can carry them.
+    """
+
+    candidate: Candidate
+    seconds: float
+    requests: Callable[[int], list[RequestSize]]
+    merges: bool = False
+
+
 def find_candidates(names: Sequence[str] | str) -> list[Candidate]:
-    """Return candidates by name; the dense one is always among them, and first.
+    """Return candidates by name, after the dense one.
 
     Args:
-        names: "dense", "dgc", "dgc SPARSITY", "local_sgd PERIOD", or methods as
-            `tf-dgc methods` lists them; one alone, too.
+        names: one or more of "dense", "dgc", "dgc SPARSITY", "local_sgd PERIOD", and
+            the methods of `tf-dgc methods`.
 
     Raises:
         ValueError: for other names.
     """
     names = [names] if isinstance(names, str) else names
-    wanted = [DENSE, *(name for name in names if name != DENSE)]
-    return [_find(name) for name in dict.fromkeys(wanted)]
-
-
-def copy_model(inner: keras.optimizers.Optimizer) -> keras.optimizers.Optimizer:
-    """Return another optimizer of the same settings; of a built one, of its config."""
-    if inner.built:
-        return type(inner).from_config(inner.get_config())
-    return copy_optimizer(inner)
-
-
-def check_candidates(
-    wanted: Sequence[Candidate], inner: keras.optimizers.Optimizer
-) -> None:
-    """Raise `ValueError` if one cannot be made, before any is timed.
-
-    Args:
-        wanted: ways to train.
-        inner: optimizer that they are to be made of, which is copied.
-    """
-    for candidate in wanted:
-        try:
-            candidate.make(copy_model(inner))
-        except ValueError as error:
-            raise ValueError(f"{candidate.name!r} cannot be: {error}") from error
+    return [_find(name) for name in dict.fromkeys([DENSE, *names])]
 
 
 def _find(name: str) -> Candidate:
@@ -88,45 +83,46 @@ def _find(name: str) -> Candidate:
             return Candidate(name, lambda inner: inner)
         if kind == "dgc":
             sparsity = float(number or 0.999)
-            code = "tf_dgc.DGCOptimizer(optimizer" + (
-                f", {sparsity})" if number else ")"
+            arguments = f"optimizer, {sparsity}" if number else "optimizer"
+            return Candidate(
+                name,
+                lambda inner: DGCOptimizer(inner, sparsity),
+                code=f"tf_dgc.DGCOptimizer({arguments})",
             )
-            return Candidate(name, lambda i: DGCOptimizer(i, sparsity), code=code)
         if kind == "local_sgd":
             period = check_period(int(number or PERIOD))
             code = f"tf_dgc.local_sgd(optimizer, {period})"
             # A local step is the inner optimizer's own.
             return Candidate(name, lambda inner: inner, period, code)
-        method = compressors.METHODS[name]
+        compressor = compressors.METHODS[name]
     except (KeyError, ValueError):
         raise ValueError(
             '`methods` must be of "dense", "dgc", "dgc 0.99", "local_sgd 16" and '
             f"{', '.join(sorted(compressors.METHODS))}. Received: {show(name)}"
         ) from None
-    code = f'tf_dgc.CompressedOptimizer(optimizer, "{name}")'
-    return Candidate(name, lambda i: CompressedOptimizer(i, method()), code=code)
+    return Candidate(
+        name,
+        lambda inner: CompressedOptimizer(inner, compressor()),
+        code=f'tf_dgc.CompressedOptimizer(optimizer, "{name}")',
+    )
 
 
-_WARM_UP = 3
-_LEAST = 5
-_TURNS = 3
+def check_candidates(
+    candidates: Sequence[Candidate], inner: keras.optimizers.Optimizer
+) -> None:
+    """Raise `ValueError` if a candidate cannot wrap an inner optimizer."""
+    for candidate in candidates:
+        try:
+            candidate.wrap(copy_inner(inner))
+        except ValueError as error:
+            raise ValueError(f"{candidate.name!r} is not possible: {error}") from error
 
 
-class Timed(NamedTuple):
-    """What a step takes one worker that has nobody to wait for.
-
-    Attributes:
-        candidate: way to train.
-        seconds: seconds of a step: forward and backward pass, compression, decoding of
-            its own words, update.
-        asked: function of a number of workers that returns what the step asks for.
-        merges: whether exchanges that merge entries on the way can carry it.
-    """
-
-    candidate: Candidate
-    seconds: float
-    asked: Callable[[int], list[RequestSize]]
-    merges: bool = False
+def copy_inner(inner: keras.optimizers.Optimizer) -> keras.optimizers.Optimizer:
+    """Return an unbuilt copy of an optimizer."""
+    if inner.built:
+        return type(inner).from_config(inner.get_config())
+    return copy_optimizer(inner)
 
 
 def time_steps(
@@ -135,55 +131,48 @@ def time_steps(
     inner: keras.optimizers.Optimizer,
     candidates: Sequence[Candidate],
     budget: float,
-) -> list[Timed]:
-    """Time a step by each candidate; the model is afterwards what it was.
+) -> list[StepTiming]:
+    """Time a step of each candidate and restore the model's variables.
 
-    Steps of each take turns with those of the first, whose times tell how much of the
-    machine there was meanwhile. The loss is the mean square of the outputs.
-
-    Args:
-        model: model whose gradients are formed.
-        data: inputs of one worker's step.
-        inner: optimizer to be wrapped.
-        candidates: ways to train, the dense one first.
-        budget: seconds to spend on the steps of all, without tracing.
+    The steps of each candidate alternate with dense ones, which show how fast the
+    machine was meanwhile. The loss is the mean square of the outputs. `candidates`
+    begin with the dense one; `budget` is seconds for all steps, without tracing.
     """
     first, *others = candidates
-    share = budget / max(1, len(others)) / 2
-    with _kept(model):
-        dense = _Steps(model, data, first.make(copy_model(inner)))
-        reference = statistics.median(dense.take(share))
-        found = [Timed(first, reference, dense.asked)]
+    seconds_each = budget / max(1, len(others)) / 2
+    with _restored(model):
+        dense = _Steps(model, data, first.wrap(copy_inner(inner)))
+        dense_seconds = statistics.median(dense.time(seconds_each))
+        timings = [StepTiming(first, dense_seconds, dense.requests)]
         for candidate in others:
-            made = candidate.make(copy_model(inner))
-            if candidate.period > 1:  # its steps are those of the first
-                found.append(Timed(candidate, reference, dense.asked))
+            optimizer = candidate.wrap(copy_inner(inner))
+            if candidate.period > 1:  # takes dense steps
+                timings.append(StepTiming(candidate, dense_seconds, dense.requests))
                 continue
-            steps = _Steps(model, data, made)
-            ratio = _ratio(steps, dense, share)
-            hyperparameters = ratio * reference
-            found.append(Timed(candidate, hyperparameters, steps.asked, steps.merges))
-    return found
+            steps = _Steps(model, data, optimizer)
+            seconds = _time_ratio(steps, dense, seconds_each) * dense_seconds
+            timings.append(StepTiming(candidate, seconds, steps.requests, steps.merges))
+    return timings
 
 
-def _ratio(steps: "_Steps", others: "_Steps", share: float) -> float:
-    """Return what steps take by what others take meanwhile, the median of turns."""
-    pairs = []
+def _time_ratio(steps: "_Steps", reference: "_Steps", seconds: float) -> float:
+    """Return the time of steps relative to others, the median of several turns."""
+    ratios = []
     for _ in range(_TURNS):
-        turn = [statistics.median(s.take(share / _TURNS)) for s in (steps, others)]
-        pairs.append(turn[0] / turn[1])
-    return statistics.median(pairs)
+        median = statistics.median(steps.time(seconds / _TURNS))
+        ratios.append(median / statistics.median(reference.time(seconds / _TURNS)))
+    return statistics.median(ratios)
 
 
 class _Steps:
-    """Steps of a model by an optimizer of its own."""
+    """Traced steps of a model with an optimizer."""
 
     def __init__(
         self, model: keras.Model, data: Any, optimizer: keras.optimizers.Optimizer
     ):
         self._optimizer = optimizer
         weights = map(tf.convert_to_tensor, model.trainable_variables)
-        self._num_bytes = sum(v.shape.num_elements() * v.dtype.size for v in weights)
+        self._num_bytes = sum(w.shape.num_elements() * w.dtype.size for w in weights)
         optimizer.build(model.trainable_variables)
 
         @tf.function
@@ -195,36 +184,37 @@ class _Steps:
             return loss
 
         self._step = step
-        for _ in range(_WARM_UP):
+        for _ in range(_WARM_UP_STEPS):
             step().numpy()
 
-    def take(self, seconds: float) -> list[float]:
-        """Return the seconds of each of some steps, some five at least."""
+    def time(self, seconds: float) -> list[float]:
+        """Return the seconds of each step of at least five."""
         times: list[float] = []
-        begun = time.perf_counter()
-        while len(times) < _LEAST or time.perf_counter() - begun < seconds:
-            start = time.perf_counter()
+        begin = time.perf_counter()
+        while len(times) < _MIN_STEPS or time.perf_counter() - begin < seconds:
+            step_begin = time.perf_counter()
             self._step().numpy()
-            times.append(time.perf_counter() - start)
+            times.append(time.perf_counter() - step_begin)
         return times
 
     @property
     def merges(self) -> bool:
-        """Whether exchanges that merge entries on the way can carry what it sends."""
+        """See `StepTiming`."""
         optimizer = self._optimizer
         if not isinstance(optimizer, CompressedOptimizer):
             return False
         return optimizer.settings.allows_merging
 
-    def asked(self, num_workers: int) -> list[RequestSize]:
-        """Return what a step asks for with so many workers."""
+    def requests(self, num_workers: int) -> list[RequestSize]:
+        """Return the step's requests with some number of workers."""
         optimizer = self._optimizer
         if not isinstance(optimizer, CompressedOptimizer):
             return [RequestSize("sum", float(self._num_bytes))]
-        asks = optimizer.compressor, optimizer.tensors, num_workers
-        # Where it is known only when it runs, as much as in these steps.
-        sent = [RequestSize("gather", float(optimizer.stats.bytes_per_step))]
-        return autotune.request_sizes(*asks) or sent
+        sizes = autotune.request_sizes(
+            optimizer.compressor, optimizer.tensors, num_workers
+        )
+        # Sizes that are known only at run time: those of the timed steps.
+        return sizes or [RequestSize("gather", float(optimizer.stats.bytes_per_step))]
 
 
 def _loss(model: keras.Model, data: Any) -> tf.Tensor:
@@ -234,8 +224,8 @@ def _loss(model: keras.Model, data: Any) -> tf.Tensor:
 
 
 @contextlib.contextmanager
-def _kept(model: keras.Model) -> Iterator[None]:
-    """Give all variables back what they hold now."""
+def _restored(model: keras.Model) -> Iterator[None]:
+    """Restore the values of all variables on exit."""
     values = [tf.identity(v.value) for v in model.variables]
     try:
         yield

@@ -1,4 +1,4 @@
-"""`tf-dgc advise`: which way to train is the fastest, before the first run."""
+"""`tf-dgc advise`: the fastest method for a model, before the first run."""
 
 import argparse
 import importlib
@@ -29,141 +29,108 @@ _COLUMNS = (
 
 
 def main(options: argparse.Namespace) -> int:
-    """Print the advice; return the exit code. With `--measure` one worker prints."""
-    given = {name: getattr(options, name) for name in ("bandwidth", "latency")}
-    given["methods"] = options.methods
+    """Print the advice, on the first worker only; return the exit code."""
+    settings = {
+        name: getattr(options, name)
+        for name in ("bandwidth", "latency", "methods")
+        if getattr(options, name) is not None
+    }
     try:
         strategy = multi_worker_strategy() if options.measure else None
-        tells = strategy is None or consensus.is_chief(strategy)
+        is_chief = strategy is None or consensus.is_chief(strategy)
         if strategy is None:
-            _check_nobody_else()
-        if tells:
-            _check_files(options)
+            _check_single_worker()
+        if is_chief:
+            _check_outputs(options)
         with tf_config.single_worker():
-            model = _model(options.model, options.imports)
-        found = advise(
+            model = _create_model(options.model, options.imports)
+        advice = advise(
             model,
             batch_size=options.batch_size,
             num_workers=options.workers,
             length=options.length,
             strategy=strategy,
             seconds=options.seconds,
-            **{name: value for name, value in given.items() if value is not None},
+            **settings,
         )
-        if tells:
-            _tell(found, options)
+        if is_chief:
+            _write(advice, options)
     except (ImportError, OSError, ValueError) as error:
         sys.exit(f"tf-dgc advise: {error}")
     return 0
 
 
-def _tell(found: Advice, options: argparse.Namespace) -> None:
-    print(_text(found))
-    if options.json:
-        text = json.dumps(found.record(), indent=1)
-        pathlib.Path(options.json).write_text(text + "\n")
-    if options.html:
-        pathlib.Path(options.html).write_text(found.html(), encoding="utf-8")
-
-
-def _check_files(options: argparse.Namespace) -> None:
-    """Raise an error now if what is to be written at the end cannot be.
-
-    Raises:
-        ImportError: if matplotlib is not installed, for pictures.
-        OSError: if a file cannot be written.
-    """
-    if options.html:
-        page.check_pictures()
-    for path in filter(None, (options.json, options.html)):
-        there = os.path.exists(path)
-        with open(path, "a"):
-            pass
-        if not there:
-            os.remove(path)
-
-
-def _check_nobody_else() -> None:
+def _check_single_worker() -> None:
     """Raise `ValueError` if this is one of several workers.
 
     All of them would time their steps at once, perhaps on the same processors.
     """
     tf_config.check_tf_config()
     resolver = tf.distribute.cluster_resolver.TFConfigClusterResolver()
-    number = len(workers.addresses(resolver.cluster_spec()))
-    if number > 1 and os.environ.get(workers.SINGLE_WORKER_VARIABLE) != "1":
+    num_workers = len(workers.addresses(resolver.cluster_spec()))
+    if num_workers > 1 and os.environ.get(workers.SINGLE_WORKER_VARIABLE) != "1":
         raise ValueError(
-            f"TF_CONFIG names {number} workers. Pass --measure on all of them, in "
-            "place of --bandwidth and --latency, to have their links measured; for "
-            "links that you describe start one process, without `tf-dgc run`, and "
-            f"unset TF_CONFIG or set {workers.SINGLE_WORKER_VARIABLE}=1."
+            f"TF_CONFIG names {num_workers} workers. Pass --measure on all of them, "
+            "instead of --bandwidth and --latency, to measure their links; to advise "
+            "for given links, start one process without `tf-dgc run`, and unset "
+            f"TF_CONFIG or set {workers.SINGLE_WORKER_VARIABLE}=1."
         )
 
 
-def _model(name: str, imports: Sequence[str]) -> keras.Model:
-    """Return the model of a file, or what a function of that name makes.
+def _check_outputs(options: argparse.Namespace) -> None:
+    """Raise an error before any step is timed if an output cannot be written."""
+    if options.html:
+        page.check_figures()
+    for path in filter(None, (options.json, options.html)):
+        exists = os.path.exists(path)
+        with open(path, "a"):
+            pass
+        if not exists:
+            os.remove(path)
 
-    Args:
-        name: path of the file, or name of the function.
-        imports: names of modules to be imported before.
 
-    Raises:
-        ImportError: for modules that import what is not there.
-        ValueError: if there is no such model, or module.
-    """
-    if os.getcwd() not in sys.path:  # where this is a console script, it is not
+def _create_model(name: str, imports: Sequence[str]) -> keras.Model:
+    """Return the model of a file or of a function."""
+    if os.getcwd() not in sys.path:  # as in a console script
         sys.path.insert(0, os.getcwd())
     for module in imports:
         if _import(module) is None:
             raise ValueError(f"there is no module of that name. Received: {module}")
     if name.endswith((".keras", ".h5")):
-        return _load(name)
-    module, _, function = name.rpartition(".")
-    make: Any = getattr(_import(module), function, None)
-    if make is None:
+        return _load_model(name)
+    module, _, function_name = name.rpartition(".")
+    function: Any = getattr(_import(module), function_name, None)
+    if function is None:
         raise ValueError(
             "the model must be a file that ends in .keras, or the name of a function "
-            f"that makes one, as keras.applications.ResNet50. Received: {name}"
+            f"that returns one, such as keras.applications.ResNet50. Received: {name}"
         )
-    is_application = make is getattr(keras.applications, function, None)
-    model = make(weights=None) if is_application else _called(make, name)
+    is_application = function is getattr(keras.applications, function_name, None)
+    model = function(weights=None) if is_application else _call(function, name)
     if not isinstance(model, keras.Model):
-        raise ValueError(f"{name} must make a keras.Model. Received: {show(model)}")
+        raise ValueError(f"{name} must return a keras.Model. Received: {show(model)}")
     return model
 
 
-def _called(make: Any, name: str) -> Any:
-    """Return what a function of the user's makes.
-
-    Args:
-        make: function; or whatever has that name.
-        name: name of it.
-
-    Raises:
-        ValueError: if it is none, needs arguments, or raises an error, whose traceback
-            is printed.
-    """
-    if not callable(make):
-        raise ValueError(f"{name} must be a function. Received: {show(make)}")
+def _call(function: Any, name: str) -> Any:
+    """Return the result of a function of the user's."""
+    if not callable(function):
+        raise ValueError(f"{name} must be a function. Received: {show(function)}")
     try:
-        inspect.signature(make).bind()
+        inspect.signature(function).bind()
     except TypeError as error:
         raise ValueError(
-            f"{name} must make a keras.Model without arguments: {error}"
+            f"{name} must return a keras.Model without arguments: {error}"
         ) from error
     try:
-        return make()
+        return function()
     except Exception as error:
         traceback.print_exc()
         raise ValueError(f"{name} raised {type(error).__name__}: {error}") from error
 
 
 def _import(name: str) -> types.ModuleType | None:
-    """Return the module of that name; None if there is none.
-
-    Raises:
-        ImportError: if it is there, and imports what is not.
-    """
+    """Return a module, or None if there is none of that name."""
     try:
         return importlib.import_module(name)
     except ValueError:  # an empty name
@@ -176,18 +143,27 @@ def _import(name: str) -> types.ModuleType | None:
         raise ImportError(f"{name} cannot be imported: {error}") from error
 
 
-def _load(path: str) -> keras.Model:
+def _load_model(path: str) -> keras.Model:
     try:
         return keras.models.load_model(path, compile=True)
-    except TypeError as error:  # so Keras says that it does not know a class
+    except TypeError as error:  # Keras's error for an unknown class
         raise ValueError(
-            f"{path} cannot be loaded. If it has layers of your own, register them by "
-            "`keras.saving.register_keras_serializable` in a module, and pass its name "
-            f"with --import. {error}"
+            f"{path} cannot be loaded. If it has custom layers, register them with "
+            "`keras.saving.register_keras_serializable` in a module, and pass the "
+            f"module's name with --import. {error}"
         ) from error
 
 
-def _text(found: Advice) -> str:
+def _write(advice: Advice, options: argparse.Namespace) -> None:
+    print(_text(advice))
+    if options.json:
+        text = json.dumps(advice.record(), indent=1)
+        pathlib.Path(options.json).write_text(text + "\n")
+    if options.html:
+        pathlib.Path(options.html).write_text(advice.html(), encoding="utf-8")
+
+
+def _text(advice: Advice) -> str:
     rows = [
         (
             str(row["workers"]),
@@ -198,8 +174,8 @@ def _text(found: Advice) -> str:
             f"{row['examples_per_second']:,.0f}",
             f"{row['sent_bytes']:,}",
         )
-        for row in found.rows()
+        for row in advice.rows()
     ]
-    head = f"{found.model}, batches of {found.batch_size} for each worker:\n"
-    said = "\n".join(found.sentences())
-    return f"{head}\n{listing.text_table(_COLUMNS, rows)}\n\n{said}"
+    head = f"{advice.model}, batches of {advice.batch_size} for each worker:\n"
+    sentences = "\n".join(advice.sentences())
+    return f"{head}\n{listing.text_table(_COLUMNS, rows)}\n\n{sentences}"

@@ -1,4 +1,4 @@
-"""Doctor: which path is live in this installation, and why."""
+"""`tf-dgc doctor`: which step implementation this installation uses, and why."""
 
 import os
 import platform
@@ -17,7 +17,7 @@ from tf_dgc.multiworker.launch import onednn
 
 
 def main() -> int:
-    """Print what was found; return 1 if native operations are wanted and missing."""
+    """Print the report; return 1 if native operations are wanted and missing."""
     try:
         state = native_library.load_library()
     except (ImportError, ValueError) as error:
@@ -27,19 +27,15 @@ def main() -> int:
         print(f"{name:<20}{value}")
     if advice := onednn.advice():
         print(f"\n{advice}")
-    missing = state.wanted and state.library is None
+    missing = state.enabled and state.library is None
     if missing:
-        print(f"\nSteps take several times as long. {native_library.ADVICE}")
+        print(f"\nSteps take several times longer. {native_library.ADVICE}")
     return int(missing)
 
 
 def report(state: native_library.NativeLibrary) -> list[tuple[str, str]]:
-    """Return names and values to print.
-
-    Args:
-        state: state of the native operations in this process.
-    """
-    live = state.library is not None
+    """Return names and values to print."""
+    is_native = state.library is not None
     rows = [
         ("tf_dgc", f"{tf_dgc.__version__} in {os.path.dirname(tf_dgc.__file__)}"),
         ("Python", f"{platform.python_version()} ({platform.machine()})"),
@@ -49,14 +45,14 @@ def report(state: native_library.NativeLibrary) -> list[tuple[str, str]]:
         ("oneDNN", _onednn()),
         ("compiler here", _compiler()),
         ("TF_DGC_NATIVE", os.environ.get("TF_DGC_NATIVE", "not set")),
-        ("native operations", f"{'yes' if live else 'no'}: {state.reason}"),
+        ("native operations", f"{'yes' if is_native else 'no'}: {state.reason}"),
     ]
     if state.stamp:
         rows += [
             ("  built for", f"TensorFlow {state.stamp.get('tensorflow')}"),
             ("  built by", state.stamp.get("compiler", "unknown")),
         ]
-    if live:
+    if is_native:
         problem = state.cuda_problem
         usable = f"not used: {problem}" if problem else "yes"
         rows += [
@@ -72,24 +68,24 @@ def report(state: native_library.NativeLibrary) -> list[tuple[str, str]]:
 
 
 def _onednn() -> str:
-    """Return what TensorFlow does, and who decided that."""
-    wish = os.environ.get(onednn.VARIABLE)
+    """Return whether oneDNN is on, and why."""
+    value = os.environ.get(onednn.VARIABLE)
     reason = (
-        "TensorFlow's default here" if wish is None else f"{onednn.VARIABLE}={wish}"
+        "TensorFlow's default here" if value is None else f"{onednn.VARIABLE}={value}"
     )
     return f"{'on' if tracing.uses_onednn() else 'off'}: {reason}"
 
 
 def _compiler() -> str:
-    """Return what `custom_ops/builder.py` would compile with."""
-    wish = os.environ.get("CXX", "")
+    """Return the compiler that `custom_ops/builder.py` would use."""
+    configured = os.environ.get("CXX", "")
     try:
-        command = shlex.split(wish) or ["g++"]
+        command = shlex.split(configured) or ["g++"]
         if shutil.which(command[0]) is None:
             return f"none ({command[0]} not found)"
         result = subprocess.run(
             [*command, "--version"], capture_output=True, text=True, check=False
         )
     except (OSError, ValueError) as error:
-        return f"none (CXX={wish}: {error})"
+        return f"none (CXX={configured}: {error})"
     return (result.stdout.strip() or "unknown").splitlines()[0]

@@ -1,4 +1,4 @@
-"""The command line: `tf-dgc run`, `serve`, `doctor`, `methods` and others."""
+"""The command line `tf-dgc`."""
 
 import argparse
 import os
@@ -45,7 +45,7 @@ def _advise(options: argparse.Namespace) -> int:
         options.error("give one model, by itself or with --model")
     options.model = options.model or options.named
     if options.measure and (options.bandwidth or options.latency):
-        options.error("--measure measures what --bandwidth and --latency would say")
+        options.error("--measure replaces --bandwidth and --latency")
     _load()
     from tf_dgc.cli import advise
 
@@ -60,7 +60,7 @@ def _report(options: argparse.Namespace) -> int:
 
 
 def _load() -> None:
-    """Load TensorFlow, or end with the reason why it cannot be used."""
+    """Load TensorFlow, or exit with the reason why it cannot be used."""
     from tf_dgc.cli import quiet
 
     try:
@@ -71,19 +71,21 @@ def _load() -> None:
 
 
 def _run(options: argparse.Namespace) -> int:
-    number = len(options.hosts) if options.hosts else options.workers
-    if number is None:
-        options.error(_about_workers(options.script, options.args))
-    if options.hosts and (options.servers or options.workers not in (None, number)):
-        options.error("--hosts has a worker for each host, and no servers")
-    if options.hosts and (wrong := _about_ssh(options.ssh)):
-        options.error(f"--ssh: {wrong}; received: {options.ssh!r}")
+    num_workers = len(options.hosts) if options.hosts else options.workers
+    if num_workers is None:
+        options.error(_missing_workers(options.script, options.args))
+    if options.hosts and (
+        options.servers or options.workers not in (None, num_workers)
+    ):
+        options.error("--hosts starts one worker per host, and no servers")
+    if options.hosts and (problem := _ssh_problem(options.ssh)):
+        options.error(f"--ssh: {problem}; received: {options.ssh!r}")
     if not options.module and not os.path.isfile(options.script):
         options.error(f"no such script: {options.script}")
     from tf_dgc.multiworker.launch import launcher
 
-    how = ["-m"] if options.module else []
-    command = [sys.executable, *how, options.script, *options.args]
+    flags = ["-m"] if options.module else []
+    command = [sys.executable, *flags, options.script, *options.args]
     if options.log_dir is not None:
         try:
             os.makedirs(options.log_dir, exist_ok=True)
@@ -100,7 +102,7 @@ def _run(options: argparse.Namespace) -> int:
             )
     return launcher.launch(
         command,
-        number,
+        num_workers,
         max_restarts=options.max_restarts,
         show_all=options.output == "all",
         log_dir=options.log_dir,
@@ -122,18 +124,19 @@ def _serve(options: argparse.Namespace) -> int:
     return serve.main()
 
 
-def _about_workers(script: str, arguments: Sequence[str]) -> str:
+def _missing_workers(script: str, arguments: Sequence[str]) -> str:
+    """Return the error for a missing number of workers."""
     usage = f"tf-dgc run --workers N {script}"
     if not any(a.split("=")[0] == "--workers" for a in arguments):
         return f"the number of workers is missing: {usage}"
     return (
-        "options of `tf-dgc run` come before the script, and what comes after "
-        f"{script} is passed on to it: {usage}"
+        "options of `tf-dgc run` come before the script; arguments after "
+        f"{script} are passed to it: {usage}"
     )
 
 
-def _about_ssh(command: str) -> str | None:
-    """Return why a command cannot be run; None if it can."""
+def _ssh_problem(command: str) -> str | None:
+    """Return why a command cannot be run, or None."""
     try:
         program, *_ = shlex.split(command) or [""]
     except ValueError as error:
@@ -145,7 +148,7 @@ def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog="tf-dgc", description="Deep Gradient Compression for Keras."
     )
-    parser.add_argument("--version", action=_Version, nargs=0, help="tell the version")
+    parser.add_argument("--version", action=_Version, nargs=0, help="print the version")
     commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
     parsers.add_run(commands, _run)
     parsers.add_remote(commands, _remote)
@@ -159,7 +162,7 @@ def _parser() -> argparse.ArgumentParser:
 
 
 class _Version(argparse.Action):
-    """Reads the version when it is asked for."""
+    """Prints the version, which is read only then."""
 
     def __call__(self, parser: argparse.ArgumentParser, *_: Any) -> None:
         print(f"tf_dgc {tf_dgc.__version__}")

@@ -1,4 +1,4 @@
-"""Parsers: what each command takes, and its help."""
+"""Argument parsers of the commands."""
 
 import argparse
 import math
@@ -9,13 +9,11 @@ from typing import Any, TypeAlias
 from tf_dgc import arguments
 from tf_dgc.multiworker.launch import launcher
 
-# --- Kinds: what options may be, each a function of a text, as argparse takes it.
-
 _HOST = re.compile(r"(?:\w[\w.-]*@)?(?:\w[\w.-]*|\[[0-9A-Fa-f:.]+\])")
 
 
 def positive_count(text: str, least: int = 1) -> int:
-    """Return a whole number that is not below the least."""
+    """Return a whole number, `least` or more."""
     if not text.isdecimal() or int(text) < least:
         raise argparse.ArgumentTypeError(
             f"must be a whole number, {least} or more; received: {text}"
@@ -29,7 +27,7 @@ def nonnegative_count(text: str) -> int:
 
 
 def port_number(text: str) -> int:
-    """Return the number of a port."""
+    """Return a port."""
     if not arguments.is_port(text):
         raise argparse.ArgumentTypeError(
             f"must be a port, from 1 to {arguments.LAST_PORT}; received: {text}"
@@ -38,7 +36,7 @@ def port_number(text: str) -> int:
 
 
 def positive_counts(text: str) -> list[int]:
-    """Return whole numbers that have commas between them."""
+    """Return comma-separated whole numbers, 1 or more."""
     return [positive_count(part) for part in text.split(",")]
 
 
@@ -54,12 +52,12 @@ def positive_number(text: str) -> float:
 
 
 def host_names(text: str) -> list[str]:
-    """Return names of hosts that have commas between them."""
+    """Return comma-separated names of hosts."""
     names = text.split(",")
     if not all(_HOST.fullmatch(name) for name in names):
         raise argparse.ArgumentTypeError(
-            "must be names of hosts with commas between them, such as a, me@a or "
-            "[::1], twice for two workers, without ports or numbers of workers; "
+            "must be comma-separated names of hosts, such as a, me@a or [::1], twice "
+            "for two workers, without ports or numbers of workers; "
             f"received: {text}"
         )
     return names
@@ -74,11 +72,11 @@ def add_run(commands: Any, command: Command) -> None:
         "run",
         help="run a training script on several workers, here or on other machines",
         description="Start one process per worker with TF_CONFIG set, on this machine "
-        "or by ssh on those of --hosts, show what the first one prints, and end all of "
-        "them as soon as one fails. With --max-restarts all are then started again, up "
-        "to K times, with the number of the attempt in TF_DGC_ATTEMPT; the script "
-        "resumes from its own backup. docs/clusters.md has other ways to start on "
-        "several machines.",
+        "or by ssh on those of --hosts, show the output of the first worker, and end "
+        "all of them as soon as one fails. With --max-restarts all are then restarted, "
+        "up to K times, with the number of the attempt in TF_DGC_ATTEMPT; the script "
+        "resumes from its own backup. docs/clusters.md describes other ways to start "
+        "on several machines.",
     )
     run.set_defaults(run=command, error=run.error)
     run.add_argument(
@@ -91,21 +89,23 @@ def add_run(commands: Any, command: Command) -> None:
         "--hosts",
         type=host_names,
         metavar="A,B,...",
-        help="machines, with a worker on each; twice for two. Directory and Python "
-        "must be where they are here, and ssh must need no password",
+        help="machines, with one worker each; name one twice for two workers. The "
+        "directory and Python must have the same paths as here, and ssh must need no "
+        "password",
     )
     run.add_argument(
         "--port",
         type=port_number,
         default=launcher.PORT,
         metavar="P",
-        help=f"first port that workers on --hosts listen on ({launcher.PORT})",
+        help=f"first port on which workers on --hosts listen ({launcher.PORT})",
     )
     run.add_argument(
         "--ssh",
         default=launcher.SSH,
         metavar="COMMAND",
-        help=f"what is followed by a host and a command there ({launcher.SSH})",
+        help="command to which a host and a command to run there are appended "
+        f"({launcher.SSH})",
     )
     run.add_argument(
         "--servers",
@@ -119,35 +119,35 @@ def add_run(commands: Any, command: Command) -> None:
         type=nonnegative_count,
         default=0,
         metavar="K",
-        help="how often to start all workers again after one failed (0)",
+        help="how often to restart all workers after one failed (0)",
     )
     run.add_argument(
         "--output",
         choices=("first", "all"),
         default="first",
-        help="whose lines to show: the first worker's, or those of all, each behind "
-        "its rank (first)",
+        help="whose output to show: the first worker's, or that of all workers with "
+        "their ranks (first)",
     )
     run.add_argument(
         "--log-dir",
         metavar="DIR",
-        help="where to write all that the workers print, TensorFlow's log included, to "
+        help="directory of the workers' output, including TensorFlow's log, in "
         "worker-RANK.log (a temporary directory, kept if a worker fails)",
     )
     run.add_argument(
         "-m",
         "--module",
         action="store_true",
-        help="the script is the name of a module, as with `python -m`",
+        help="run a module by its name, as with `python -m`",
     )
-    run.add_argument("script", help="a Python script; it makes its own strategy")
+    run.add_argument("script", help="a Python script that creates its strategy")
     run.add_argument(
         "args", nargs=argparse.REMAINDER, help="arguments passed to the script"
     )
 
 
 def add_remote(commands: Any, command: Command) -> None:
-    """Add `tf-dgc remote`, which is run by `tf-dgc run --hosts` alone."""
+    """Add `tf-dgc remote`, which only `tf-dgc run --hosts` starts."""
     commands.add_parser("remote").set_defaults(run=command)
 
 
@@ -155,11 +155,11 @@ def add_serve(commands: Any, command: Command) -> None:
     """Add `tf-dgc serve`."""
     serve = commands.add_parser(
         "serve",
-        help="be the parameter server that TF_CONFIG says this process is",
-        description="Serve the workers that TF_CONFIG names, which train with "
-        "tf_dgc.ServerOptimizer, at the address that it names for the task of type ps "
-        "that is this process; end when they have left. `tf-dgc run --servers S` "
-        "does so by itself. docs/server.md says what protects it.",
+        help="run the parameter server that TF_CONFIG configures",
+        description="Serve workers that train with tf_dgc.ServerOptimizer, at the "
+        "address of this process's task of type ps in TF_CONFIG, until they have left. "
+        "`tf-dgc run --servers S` does so by itself. docs/server.md describes how the "
+        "server is protected.",
     )
     serve.set_defaults(run=command)
 
@@ -168,7 +168,7 @@ def add_doctor(commands: Any, command: Command) -> None:
     """Add `tf-dgc doctor`."""
     doctor = commands.add_parser(
         "doctor",
-        help="tell whether the native operations are in use, and why",
+        help="show whether the native operations are in use, and why",
         description="Print versions, compiler and the state of the native operations. "
         "Exits with 0 if they are in use or TF_DGC_NATIVE=0 forbids them, else with 1.",
     )
@@ -177,14 +177,14 @@ def add_doctor(commands: Any, command: Command) -> None:
 
 def add_exchanges(commands: Any, command: Command) -> None:
     """Add `tf-dgc exchanges`."""
-    ways = commands.add_parser(
+    exchanges = commands.add_parser(
         "exchanges",
         help="list the exchanges",
-        description="Print name, rounds and bytes of every way in which workers sum "
-        "and gather, with its defaults; docs/exchanges.md says which one when.",
+        description="Print name, rounds and bytes of every algorithm for all-reduce "
+        "and all-gather, with its defaults; docs/exchanges.md says when to use which.",
     )
-    ways.set_defaults(run=command)
-    ways.add_argument(
+    exchanges.set_defaults(run=command)
+    exchanges.add_argument(
         "--workers",
         type=positive_count,
         default=8,
@@ -207,7 +207,7 @@ def add_methods(commands: Any, command: Command) -> None:
         type=positive_count,
         default=1_000_000,
         metavar="N",
-        help="entries of the tensor that bytes per element are of (1,000,000)",
+        help="number of entries of the tensor (1,000,000)",
     )
 
 
@@ -215,17 +215,17 @@ def add_advise(commands: Any, command: Command) -> None:
     """Add `tf-dgc advise`."""
     advise = commands.add_parser(
         "advise",
-        help="tell which way to train is the fastest for a model on some links",
-        description="Time a step of a model on this machine by several ways to train, "
-        "and print what several workers are predicted to take, each on a machine like "
-        "this one; * is what is advised. docs/advice.md says how well that is known.",
+        help="advise the fastest method for a model on given links",
+        description="Time a step of a model on this machine with several methods, and "
+        "print the predicted steps of several workers, each on a machine like this "
+        "one; * marks the advice. docs/advice.md says how accurate predictions are.",
     )
     advise.set_defaults(run=command, error=advise.error)
     advise.add_argument(
         "model",
         nargs="?",
-        help="a .keras file, or a function's name, as keras.applications.ResNet50; of "
-        "modules of this directory too",
+        help="a .keras file, or the name of a function that returns a model, such as "
+        "keras.applications.ResNet50, also in a module of this directory",
     )
     advise.add_argument(
         "--model", dest="named", metavar="MODEL", help="the same, as an option"
@@ -236,7 +236,7 @@ def add_advise(commands: Any, command: Command) -> None:
         action="append",
         default=[],
         metavar="MODULE",
-        help="module to import before a file is loaded, for layers of its own; may be "
+        help="module to import before a file is loaded, for custom layers; may be "
         "given several times",
     )
     advise.add_argument(
@@ -244,21 +244,24 @@ def add_advise(commands: Any, command: Command) -> None:
         type=positive_count,
         default=32,
         metavar="B",
-        help="of a worker (32)",
+        help="examples of a worker's step (32)",
     )
     advise.add_argument(
         "--workers",
         type=positive_counts,
         metavar="N,...",
-        help="numbers of workers (2,4,8; with --measure those that there are)",
+        help="numbers of workers (2,4,8; with --measure that of TF_CONFIG)",
     )
     advise.add_argument(
         "--length",
         type=positive_count,
         metavar="N",
-        help="of axes of inputs that may have any length; words of a text (32)",
+        help="length of axes without a fixed length; words of a text (32)",
     )
-    advise.add_argument("--bandwidth", help="of a worker's link, both ways (1gbit)")
+    advise.add_argument(
+        "--bandwidth",
+        help="rate of a worker's link, in both directions at once (1gbit)",
+    )
     advise.add_argument("--latency", help="round trip between two workers (0.2ms)")
     advise.add_argument(
         "--methods",
@@ -270,21 +273,22 @@ def add_advise(commands: Any, command: Command) -> None:
         "--seconds",
         type=positive_number,
         default=20.0,
-        help="to spend on timed steps (20)",
+        help="time to spend on timed steps (20)",
     )
     advise.add_argument(
         "--measure",
         action="store_true",
-        help="measure the links of the workers of TF_CONFIG, in place of --bandwidth "
-        "and --latency: tf-dgc run --workers 2 -m tf_dgc advise MODEL --measure",
+        help="measure the links between the workers of TF_CONFIG, instead of "
+        "--bandwidth and --latency: tf-dgc run --workers 2 -m tf_dgc advise MODEL "
+        "--measure",
     )
     advise.add_argument(
         "--json",
         metavar="PATH",
-        help="file to write rows, advice, links and turning points to",
+        help="JSON file to write: rows, advice, links and turning points",
     )
     advise.add_argument(
-        "--html", metavar="PATH", help="file to write a page with pictures to"
+        "--html", metavar="PATH", help="HTML page to write, with figures"
     )
 
 
@@ -292,19 +296,22 @@ def add_report(commands: Any, command: Command) -> None:
     """Add `tf-dgc report`."""
     report = commands.add_parser(
         "report",
-        help="make a page of a run: loss against steps, bytes and time, and more",
-        description="Write one page of HTML, which needs no other file, about runs: "
-        "metrics against steps, bytes and time, ratio, staleness, bytes of each layer. "
-        "Several are compared. docs/reports.md says more.",
+        help="write a page about runs: loss against steps, bytes and time, and more",
+        description="Write a self-contained HTML page that compares runs: metrics "
+        "against steps, bytes and time, compression ratio, staleness, bytes of each "
+        "layer. See docs/reports.md.",
     )
     report.set_defaults(run=command)
     report.add_argument(
         "runs",
         nargs="+",
         metavar="RUN",
-        help="a file that CompressionMonitor(path=...) wrote, or a directory of "
-        "Keras's TensorBoard callback",
+        help="a file of CompressionMonitor(path=...), or a directory of Keras's "
+        "TensorBoard callback",
     )
     report.add_argument(
-        "--out", default="report.html", metavar="FILE", help="the page (report.html)"
+        "--out",
+        default="report.html",
+        metavar="FILE",
+        help="page to write (report.html)",
     )

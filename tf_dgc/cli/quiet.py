@@ -1,4 +1,4 @@
-"""TensorFlow's C++ log, kept out of what commands print."""
+"""Hides TensorFlow's C++ log from the output of commands."""
 
 import codecs
 import contextlib
@@ -16,40 +16,40 @@ _CHUNK = 1 << 16
 
 @contextlib.contextmanager
 def without_tensorflow_log() -> Iterator[None]:
-    """Load TensorFlow within, without its log; what ends the process is shown.
+    """Hide TensorFlow's log while it is loaded in this context, except fatal errors.
 
-    `TF_CPP_MIN_LOG_LEVEL` says that only what ends it is written. But TensorFlow reads
-    the variable after it has written some lines, as a library is loaded: these are left
-    out by another process, which passes on the rest even if this one is aborted.
+    `TF_CPP_MIN_LOG_LEVEL=3` hides all other lines, but TensorFlow writes some while a
+    library is loaded, before it reads the variable. Another process filters these from
+    standard error, and passes on the rest even if this process is aborted.
 
-    Nothing is left out if the user has set the variable, or TensorFlow is loaded.
+    Hides nothing if the user has set the variable, or TensorFlow is loaded already.
     """
     if VARIABLE in os.environ or "tensorflow" in sys.modules:
         yield
         return
     os.environ[VARIABLE] = "3"
-    read, written = os.pipe()
+    read_end, write_end = os.pipe()
     process = os.fork()
     if not process:
-        signal.signal(signal.SIGINT, signal.SIG_IGN)  # it ends after the other one
-        os.close(written)
-        _pass_on(read)
-    os.close(read)
+        signal.signal(signal.SIGINT, signal.SIG_IGN)  # ends after this process
+        os.close(write_end)
+        _pass_on(read_end)
+    os.close(read_end)
     sys.stderr.flush()
-    before = os.dup(_STDERR)
-    os.dup2(written, _STDERR)
-    os.close(written)
+    stderr = os.dup(_STDERR)
+    os.dup2(write_end, _STDERR)
+    os.close(write_end)
     try:
         yield
     finally:
         sys.stderr.flush()
-        os.dup2(before, _STDERR)
-        os.close(before)
+        os.dup2(stderr, _STDERR)
+        os.close(stderr)
         os.waitpid(process, 0)
 
 
 def _pass_on(descriptor: int) -> None:
-    """Write to standard error what is read and is no log; then end the process."""
+    """Copy input to standard error without log lines, then end the process."""
     separator = LogSeparator()
     decode = codecs.getincrementaldecoder("utf-8")("replace").decode
     try:

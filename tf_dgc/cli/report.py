@@ -1,4 +1,4 @@
-"""`tf-dgc report`: runs as one page."""
+"""`tf-dgc report`: an HTML page about runs."""
 
 import argparse
 import os
@@ -26,10 +26,10 @@ def _read(path: str) -> RunRecord:
 
 
 def _names(paths: list[str]) -> list[str]:
-    """Return names that differ: of files without their ending, or else whole."""
+    """Return unique names: file names without suffix if they differ, else paths."""
     names = [pathlib.Path(os.path.abspath(path)).stem for path in paths]
     if len(set(names)) == len(names):
         return names
     if len(set(paths)) < len(paths):
-        raise ValueError(f"Runs must differ. Received: {', '.join(paths)}")
+        raise ValueError(f"Runs must be different files. Received: {', '.join(paths)}")
     return paths

@@ -1,16 +1,15 @@
-"""The end of a round: by the mean of what all workers moved, from the anchor."""
+"""Local steps, and their synchronization by the mean of all parameter deltas."""
 
 from collections.abc import Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import keras
 import numpy as np
 import tensorflow as tf
 
-from tf_dgc import clipping, metrics
-from tf_dgc.local import synchronizer
+from tf_dgc import clipping
 from tf_dgc.local.rounds import RoundCounter
-from tf_dgc.local.synchronizer import Synchronizer
+from tf_dgc.local.synchronizer import Synchronizer, assign_weights
 from tf_dgc.multiworker import divergence
 from tf_dgc.multiworker.worker_variables import ReplicaCopies, SharedVariable
 from tf_dgc.optimizers.state import OptimizerState
@@ -19,53 +18,8 @@ from tf_dgc.smart_cond import BoolOrTensor, smart_cond
 from tf_dgc.steps import accumulation, implementations
 from tf_dgc.steps.base import StepInputs, StepOutcome
 
-# --- How far a worker moves in a round: from the anchor, and back to it.
-#
-# All but the making of variables is called in replica context, and touches the
-# replica's
-# own copies only.
-
-
-def create_anchor(variables: Sequence[keras.Variable]) -> list[SharedVariable]:
-    """Return a variable for what each variable of the model was as a round began."""
-    return [
-        SharedVariable(np.zeros(v.shape), v.dtype, f"{v.path.replace('/', '_')}_anchor")
-        for v in variables
-    ]
-
-
-def update_anchor(
-    anchor: Sequence[SharedVariable],
-    variables: Sequence[keras.Variable],
-    begins: BoolOrTensor,
-) -> None:
-    """Let the anchor be what the variables are, if a round begins."""
-
-    def copy() -> tf.Tensor:
-        for kept, v in zip(anchor, variables, strict=True):
-            kept.assign(tf.convert_to_tensor(v.value))
-        return tf.constant(True)
-
-    smart_cond(begins, copy, lambda: tf.constant(True))
-
-
-def parameter_delta(
-    anchor: Sequence[SharedVariable], variables: Sequence[keras.Variable]
-) -> list[tf.Tensor]:
-    """Return how far the variables are from the anchor, and set them to it.
-
-    Returns:
-        Anchor minus variable, of each, of its type: what a gradient is to the outer
-        optimizer.
-    """
-    kept = [a.local() for a in anchor]
-    moved = [
-        a - tf.convert_to_tensor(v.value) for a, v in zip(kept, variables, strict=True)
-    ]
-    with tf.control_dependencies(moved):
-        for a, v in zip(kept, variables, strict=True):
-            tf.raw_ops.AssignVariableOp(resource=v.value.handle, value=a)
-    return moved
+if TYPE_CHECKING:
+    from tf_dgc.local.optimizer import LocalOptimizer
 
 
 def local_step(
@@ -75,127 +29,158 @@ def local_step(
     num_workers: int,
     use_native: bool,
 ) -> tf.Tensor:
-    """Take a step by this worker's own loss, if its gradients are finite.
+    """Take a step with this worker's gradients if they are finite.
 
     Args:
-        optimizer: inner optimizer, which steps alone.
+        optimizer: inner optimizer, which contacts nobody.
         gradients: tensors or `tf.IndexedSlices`, divided by the number of workers.
-        variables: variable of each.
+        variables: variable of each gradient.
         num_workers: number of workers, N.
-        use_native: whether the native operations are there for these variables.
+        use_native: whether the native operations support these variables.
 
     Returns:
-        Whether it was taken, scalar bool.
+        Whether the step was taken, scalar bool.
     """
-    own = [
+    local_gradients = [
         accumulation.to_dense(g, v) * num_workers
         for g, v in zip(gradients, variables, strict=True)
     ]
 
     def step() -> tf.Tensor:
-        sums = StepOutcome(lambda: (own, tf.constant(0)), 0, 0)
-        apply_update(optimizer, sums, variables, use_native)
+        outcome = StepOutcome(lambda: (local_gradients, tf.constant(0)), 0, 0)
+        apply_update(optimizer, outcome, variables, use_native)
         return tf.constant(True)
 
-    finite = clipping.all_finite(own, use_native)
+    finite = clipping.all_finite(local_gradients, use_native)
     return tf.cond(finite, step, lambda: tf.constant(False))
 
 
+class AveragingSynchronizer(Synchronizer):
+    """Applies the mean parameter delta to the anchor, and moves each worker to it.
+
+    Attributes:
+        anchor: one variable per model variable: its value when the round began.
+    """
+
+    def __init__(
+        self,
+        optimizer: "LocalOptimizer",
+        state: OptimizerState,
+        variables: Sequence[keras.Variable],
+    ):
+        super().__init__(optimizer, state, variables)
+        self.anchor = [
+            SharedVariable(
+                np.zeros(v.shape), v.dtype, f"{v.path.replace('/', '_')}_anchor"
+            )
+            for v in variables
+        ]
+
+    def start_round(self, rounds: RoundCounter) -> None:
+        """Copy the weights to the anchor if a round begins."""
+        self._update_anchor(rounds.begins())
+
+    def synchronize(self, rounds: RoundCounter) -> None:
+        """Exchange the parameter deltas, update the anchor, and count the round."""
+        state, variables, round_number = self._state, self._variables, rounds.number
+        deltas = parameter_deltas(self.anchor, variables)
+        with tf.control_dependencies(deltas):
+            assign_weights(variables, [a.local() for a in self.anchor])
+        was_reset = self._inner_state.reset_if_nonfinite(deltas, state.use_native)
+        indices = range(len(deltas))
+        outcome, extra_bytes = self._exchange(indices, deltas, variables, round_number)
+        extra_bytes += self._measure_distance(deltas, round_number)
+        outer = self._optimizer.outer_optimizer
+        nonfinite = apply_update(outer, outcome, variables, state.use_native)
+        self._inner_state.copy_weights(was_reset)
+        sent_bytes = outcome.sent_bytes + extra_bytes
+        self._count(outcome.entries, sent_bytes, variables, nonfinite)
+        rounds.count_round(was_reset, weights_equal=True)
+
+    def reach_consensus(self, rounds: RoundCounter) -> None:
+        """Synchronize: all workers have the anchor's weights afterwards."""
+        self.synchronize(rounds)
+
+    def consensus_weights(self, use: str) -> list[list[tf.Tensor]]:
+        """Return the anchor's values, which every worker holds."""
+        del use
+        copies = (ReplicaCopies(self._strategy, a.value).local for a in self.anchor)
+        return [[c.read_value() for c in replicas] for replicas in copies]
+
+    def _update_anchor(self, is_due: BoolOrTensor) -> None:
+        """Copy the weights to the anchor if it is due."""
+
+        def copy() -> tf.Tensor:
+            for a, v in zip(self.anchor, self._variables, strict=True):
+                a.assign(tf.convert_to_tensor(v.value))
+            return tf.constant(True)
+
+        smart_cond(is_due, copy, lambda: tf.constant(True))
+
+    def _exchange(
+        self,
+        indices: Sequence[int],
+        deltas: Sequence[tf.Tensor],
+        checked: Sequence[Any],
+        iteration: tf.Tensor,
+    ) -> tuple[StepOutcome, Any]:
+        """Sum the deltas of all workers; return the sum and the bytes of the check.
+
+        Args:
+            indices: indices of the tensors that are exchanged, ascending.
+            deltas: parameter delta of each of them.
+            checked: variables that must be equal on all workers.
+            iteration: number of the exchange.
+        """
+        optimizer = self._optimizer
+        step = implementations.start_step(
+            delta_inputs(optimizer, self._state, indices, deltas, iteration)
+        )
+        check = divergence.create_check(
+            self._strategy,
+            checked,
+            iteration,
+            optimizer.check_every,
+            optimizer.on_divergence,
+        )
+        return optimizer.communicator.run(step, check)
+
+
+def parameter_deltas(
+    anchor: Sequence[SharedVariable], variables: Sequence[keras.Variable]
+) -> list[tf.Tensor]:
+    """Return anchor minus weights, which the outer optimizer takes as a gradient."""
+    return [
+        a.local() - tf.convert_to_tensor(v.value)
+        for a, v in zip(anchor, variables, strict=True)
+    ]
+
+
 def delta_inputs(
-    optimizer: Any,
-    kept: OptimizerState,
-    places: Sequence[int],
-    moved: Sequence[tf.Tensor],
+    optimizer: "LocalOptimizer",
+    state: OptimizerState,
+    indices: Sequence[int],
+    deltas: Sequence[tf.Tensor],
     iteration: tf.Tensor,
 ) -> StepInputs:
-    """Return what goes into an exchange.
-
-    Args:
-        optimizer: `LocalOptimizer` whose exchange it is.
-        kept: variables that the optimizer keeps.
-        places: places of the tensors that are exchanged, ascending.
-        moved: distance of this worker from the anchor, of each of them.
-        iteration: number of the round.
-    """
-    number = optimizer.num_workers
+    """Return the inputs of the step that exchanges parameter deltas."""
+    num_workers = optimizer.num_workers
     return StepInputs(
-        kept.tuned.compressor,
-        [kept.tensors[place] for place in places],
-        places,
-        moved,
-        [1.0 / number] * len(moved),
-        kept.worker_state.of(places),
+        state.tuned.compressor,
+        [state.tensors[i] for i in indices],
+        indices,
+        deltas,
+        [1.0 / num_workers] * len(deltas),
+        state.worker_state.of(indices),
         momentum=0.0,
         nesterov=False,
         factor_masking=False,
         seed=optimizer.seed,
         iteration=iteration,
         worker=tf.distribute.get_replica_context().replica_id_in_sync_group,
-        num_workers=number,
-        sizes=[t.size for t in kept.tensors],
+        num_workers=num_workers,
+        sizes=[t.size for t in state.tensors],
         drops_entries=optimizer.communicator.drops_entries,
-        all_workers_native=kept.use_native,
+        all_workers_native=state.use_native,
         machine=optimizer.communicator.machine(),
     )
-
-
-class AveragingSynchronizer(Synchronizer):
-    """Moves the anchor by the mean of all workers' moves, and each worker to it.
-
-    Args:
-        optimizer: `LocalOptimizer` whose rounds they are, its inner optimizer built.
-        kept: variables that it keeps.
-        variables: variables of the model.
-
-    Attributes:
-        anchor: variable of each variable of the model: what it was as the round began.
-    """
-
-    def __init__(
-        self, optimizer: Any, kept: OptimizerState, variables: Sequence[keras.Variable]
-    ):
-        super().__init__(optimizer, kept, variables)
-        self.anchor = create_anchor(variables)
-
-    def agreed(self, what: str) -> list[list[tf.Tensor]]:
-        """Return the anchor, see `Ending`."""
-        del what  # it is at hand
-        copies = (ReplicaCopies(self._strategy, a.value).local for a in self.anchor)
-        return [[c.read_value() for c in replicas] for replicas in copies]
-
-    def begin(self, rounds: RoundCounter) -> None:
-        """Take the anchor, if a round begins; in replica context."""
-        update_anchor(self.anchor, self._variables, rounds.begins())
-
-    def consensus(self, rounds: RoundCounter) -> None:
-        """Do the same as `end`, which leaves all workers alike."""
-        self.end(rounds)
-
-    def end(self, rounds: RoundCounter) -> None:
-        """Exchange, and count the round; in replica context."""
-        optimizer, made, number = self._optimizer, self._kept, rounds.number
-        variables = self._variables
-        moved = parameter_delta(self.anchor, variables)
-        anew = self._inner.begin_anew_unless_finite(moved, made.use_native)
-        everything = range(len(moved))
-        step = implementations.start_step(
-            delta_inputs(optimizer, made, everything, moved, number)
-        )
-        asks = number, optimizer.check_every, optimizer.on_divergence
-        check = divergence.create_check(self._strategy, variables, *asks)
-        outcome, asked = optimizer.communicator.run(step, check)
-        rule = optimizer.outer_optimizer
-        if self.drift:
-            known = optimizer.communicator, optimizer.seed, number
-            self.drift.measure(moved, *known)
-            asked += synchronizer.DISTANCE_BYTES
-        nonfinite = apply_update(rule, outcome, variables, made.use_native)
-        self._inner.copy_weights(anew)
-        metrics.count_step(
-            made.worker_state.counters,
-            entries=outcome.entries,
-            sent_bytes=outcome.sent_bytes + asked,
-            dense_bytes=metrics.dense_bytes(variables),
-            nonfinite=nonfinite,
-        )
-        rounds.count_round(anew, alike=True)

@@ -1,258 +1,296 @@
-"""The end of a round: by a mean of this worker's weights and its neighbours'."""
+"""Gossip: synchronization with the neighbors in a graph, D-PSGD or Choco-SGD."""
 
 import zlib
 from collections.abc import Sequence
-from typing import Any, cast
+from typing import TYPE_CHECKING, Any, cast
 
 import keras
 import numpy as np
 import tensorflow as tf
 
-from tf_dgc import clipping, metrics
+from tf_dgc import clipping
 from tf_dgc.arguments import show
 from tf_dgc.codecs.tensor_spec import TensorSpec
-from tf_dgc.collectives import CollectiveAlgorithm, Gossip, Rank, neighbors
+from tf_dgc.collectives import CollectiveAlgorithm, Gossip, Rank
+from tf_dgc.collectives.neighbors import gather_from_neighbors
 from tf_dgc.compressors import Compressor, NoCompression
-from tf_dgc.local import synchronizer
 from tf_dgc.local.rounds import RoundCounter
-from tf_dgc.local.synchronizer import Synchronizer
+from tf_dgc.local.synchronizer import Synchronizer, assign_weights
 from tf_dgc.multiworker.consensus import wait_for_workers
 from tf_dgc.multiworker.worker_variables import PerWorkerVariable
 from tf_dgc.optimizers.state import OptimizerState
 from tf_dgc.smart_cond import add_counts
-from tf_dgc.steps.generic_step import StateTensors, aggregate_tensors
+from tf_dgc.steps.generic_step import StateTensors
 from tf_dgc.steps.neighbors import NeighborCoder, NeighborMessage
 from tf_dgc.steps.state import initial_value
 
-# --- Neighbours of a worker in gossip, and what they are to agree about.
+if TYPE_CHECKING:
+    from tf_dgc.local.optimizer import LocalOptimizer
+
+NeighborValues = list[tf.Tensor]  # one flat tensor `[n]` per model variable
+
+
+class GossipSynchronizer(Synchronizer):
+    """Moves each worker toward its neighbors' weights: D-PSGD, or Choco-SGD.
+
+    Without compression, x_i moves by the step size times the sum over neighbors j of
+    w_ij (x_j - x_i). With compression, worker i sends the compressed difference of x_i
+    and x-hat_i, the replica of its weights that all neighbors hold; replicas follow
+    what is sent, and take the place of x in the sum.
+
+    Attributes:
+        replicas: replicas of weights; None without compression.
+    """
+
+    def __init__(
+        self,
+        optimizer: "LocalOptimizer",
+        state: OptimizerState,
+        variables: Sequence[keras.Variable],
+    ):
+        super().__init__(optimizer, state, variables)
+        self._gossip = cast(Gossip, optimizer.exchange)
+        self.replicas: NeighborReplicas | None = None
+        if not optimizer.compressor.lossless:
+            self.replicas = NeighborReplicas(
+                self._gossip,
+                optimizer.compressor,
+                state.tensors,
+                optimizer.num_workers,
+            )
+
+    def start_round(self, rounds: RoundCounter) -> None:
+        """Set the replicas to the weights if all workers have the same.
+
+        That is in the first call, and after weights were set.
+        """
+        replicas = self.replicas
+        if replicas is None:
+            return
+
+        def reset() -> tf.Tensor:
+            replicas.reset(self._weights())
+            return tf.constant(True)
+
+        tf.cond(rounds.weights_equal(), reset, lambda: tf.constant(True))
+
+    def synchronize(self, rounds: RoundCounter) -> None:
+        """Exchange with the neighbors, mix, and count the round."""
+        optimizer, state, round_number = self._optimizer, self._state, rounds.number
+        weights = self._weights()
+        finite = clipping.all_finite(weights, state.use_native)
+        state.worker_state.warn_of(finite, round_number)
+        was_reset = self._inner_state.reset_if_nonfinite(weights, state.use_native)
+        entries, num_bytes, nonfinite = 0, 0, 0
+        if optimizer.num_workers > 1:
+            entries, num_bytes, nonfinite = self._mix(weights, finite, round_number)
+        self._inner_state.copy_weights(was_reset)
+        if self.consensus_distance is not None:
+            num_bytes += self._measure_distance(self._weights(), round_number)
+        self._count(entries, num_bytes, self._variables, nonfinite)
+        rounds.count_round(was_reset, weights_equal=False)
+
+    def _mix(
+        self, weights: NeighborValues, finite: tf.Tensor, round_number: tf.Tensor
+    ) -> tuple[Any, Any, Any]:
+        """Move toward the neighbors; return entries, bytes and nonfinite messages."""
+        optimizer, replicas = self._optimizer, self.replicas
+        rank = Rank(_worker_index(), optimizer.num_workers)
+        neighbors = Neighbors(self._gossip, rank, round_number)
+        coder = NeighborCoder(
+            optimizer.compressor, self._state.tensors, optimizer.seed, round_number
+        )
+        zeros = [tf.zeros_like(w) for w in weights]
+        own_replica = replicas.read(round_number) if replicas else zeros
+        values = [
+            tf.where(finite, w - x, z)
+            for w, x, z in zip(weights, own_replica, zeros, strict=True)
+        ]
+        states = [
+            replicas.states_of(i, round_number) if replicas else None
+            for i in range(1 + len(neighbors.workers))
+        ]
+        words, own_message = coder.encode(values, finite, rank.worker, states[0])
+        rows = gather_from_neighbors(words, self._gossip, round_number, rank)
+        received = [
+            coder.decode(rows[i], values, worker, states[1 + i])
+            for i, worker in enumerate(neighbors.workers)
+        ]
+        if replicas:
+            new_replica, mixing_term = replicas.update(
+                own_message, received, neighbors, round_number
+            )
+            new_weights = [
+                tf.where(finite, w, x) + tf.cast(neighbors.step_size, w.dtype) * m
+                for w, x, m in zip(weights, new_replica, mixing_term, strict=True)
+            ]
+        else:
+            new_weights = mix_weights(weights, finite, received, neighbors)
+        self._set_weights(new_weights)
+        nonfinite = [tf.logical_not(m.finite) for m in (own_message, *received)]
+        return (
+            own_message.entries * neighbors.max_receivers,
+            4 * neighbors.max_receivers * tf.size(words, tf.int64),
+            add_counts([tf.cast(flag, tf.int64) for flag in nonfinite]),
+        )
+
+    def reach_consensus(self, rounds: RoundCounter) -> None:
+        """Set all workers' weights to their mean."""
+        weights = self._weights()
+        was_reset = self._inner_state.reset_if_nonfinite(
+            weights, self._state.use_native
+        )
+        mean, num_bytes, nonfinite = self._mean(weights, rounds.number)
+        if self.replicas:
+            self.replicas.set_all(mean)
+        self._set_weights(mean)
+        self._inner_state.copy_weights(was_reset)
+        entries = sum(t.size for t in self._state.tensors)
+        self._count(entries, num_bytes, self._variables, nonfinite)
+        rounds.count_round(was_reset, weights_equal=True)
+
+    def consensus_weights(self, use: str) -> list[list[tf.Tensor]]:
+        """Return the mean of all workers' weights, by one collective of all.
+
+        Raises:
+            ValueError: for a use that not all workers take part in.
+        """
+        if use not in ("test", "save", "keep"):
+            raise ValueError(
+                "Workers that gossip have different weights, and computing their mean "
+                "takes all workers. Call `optimizer.consensus()` on every worker "
+                f"before; it sets all weights to the mean. Received: to {use}, with "
+                f"exchange={show(self._gossip)}"
+            )
+        wait_for_workers(self._strategy, f"average their weights to {use}")
+
+        def mean() -> NeighborValues:
+            values, *_ = self._mean(self._weights(), tf.constant(0, tf.int64))
+            return self._shaped(values)
+
+        local = self._strategy.experimental_local_results
+        return [list(local(value)) for value in self._strategy.run(mean)]
+
+    def _mean(
+        self, weights: NeighborValues, round_number: tf.Tensor
+    ) -> tuple[NeighborValues, Any, Any]:
+        """Return the mean of all finite weights, the bytes, and how many are not.
+
+        If no worker's weights are finite, the mean is NaN, so that users notice.
+        """
+        num_workers = self._optimizer.num_workers
+        finite = clipping.all_finite(weights, self._state.use_native)
+        shares = [tf.where(finite, w / num_workers, tf.zeros_like(w)) for w in weights]
+        coder = NeighborCoder(NoCompression(), self._state.tensors, 0, round_number)
+        step = coder.start_step(shares, finite, _worker_index())
+        (sums, _), _ = self._optimizer.communicator.run(step)
+        num_finite = tf.cast(num_workers - sums.nonfinite, tf.float64)
+        finite_share = num_finite / num_workers
+        mean = [
+            tf.reshape(r.sum, w.shape) / tf.cast(finite_share, w.dtype)
+            for r, w in zip(sums.results, weights, strict=True)
+        ]
+        return mean, sums.sent_bytes, sums.nonfinite
+
+    def _weights(self) -> NeighborValues:
+        """Return the weights in the dtype in which they are summed."""
+        return [
+            tf.reshape(tf.cast(tf.convert_to_tensor(v.value), t.dtype), [t.size])
+            for v, t in zip(self._variables, self._state.tensors, strict=True)
+        ]
+
+    def _shaped(self, values: NeighborValues) -> list[tf.Tensor]:
+        return [
+            tf.reshape(tf.cast(value, v.dtype), v.shape)
+            for value, v in zip(values, self._variables, strict=True)
+        ]
+
+    def _set_weights(self, weights: NeighborValues) -> None:
+        assign_weights(self._variables, self._shaped(weights))
 
 
 class Neighbors:
-    """Whom a worker hears in a round, and how much of each it takes.
-
-    Args:
-        gossip: graph of the workers.
-        place: place of this worker.
-        number: number of the round, scalar int64.
+    """A worker's neighbors in one round, and their weights in the mixing matrix.
 
     Attributes:
-        workers: index of each neighbour, ascending, ints or scalar integer tensors.
-        shares: weight of each, scalar float64 tensors.
-        step_size: share of the way that a worker goes.
-        most: number of neighbours of the worker that has most.
+        workers: index of each neighbor, ascending, ints or scalar integer tensors.
+        weights: mixing weight of each, scalar float64 tensors.
+        step_size: gamma in Choco-SGD.
+        max_receivers: largest number of neighbors that a worker sends to.
     """
 
-    def __init__(self, gossip: Gossip, place: Rank, number: tf.Tensor):
-        matrices = gossip.weights(place.num_workers)
-        phases = range(len(matrices))
-        near = [gossip.neighbours(place, phase) for phase in phases]
-        found = np.array(near, np.int64)
-        weights = [m[place.worker, f] for m, f in zip(matrices, found, strict=True)]
-        turn = number % len(matrices)
-        self.shares = tf.unstack(tf.gather(tf.constant(np.array(weights)), turn))
-        self.workers: list[Any] = found[0].tolist()
-        if len(phases) > 1:
-            self.workers = tf.unstack(tf.gather(tf.constant(found), turn))
+    def __init__(self, gossip: Gossip, rank: Rank, round_number: tf.Tensor):
+        matrices = gossip.weights(rank.num_workers)
+        num_phases = len(matrices)
+        workers = np.array(
+            [gossip.neighbours(rank, phase) for phase in range(num_phases)], np.int64
+        )
+        weights = [m[rank.worker, w] for m, w in zip(matrices, workers, strict=True)]
+        phase = round_number % num_phases
+        self.weights = tf.unstack(tf.gather(tf.constant(np.array(weights)), phase))
+        self.workers: list[Any] = workers[0].tolist()
+        if num_phases > 1:
+            self.workers = tf.unstack(tf.gather(tf.constant(workers), phase))
         self.step_size = 1.0 if gossip.step_size is None else gossip.step_size
-        some = [(m > 0).sum(axis=0) - (np.diag(m) > 0) for m in matrices]
-        self.most = int(np.max(some))
+        self.max_receivers = _max_degree(matrices, axis=0)
 
 
-class MixingTerm(PerWorkerVariable):
-    """What draws a worker to its neighbours: a sum of theirs, by weights of a graph.
+def _max_degree(matrices: Sequence[np.ndarray], axis: int) -> int:
+    """Return the largest number of a worker's receivers (axis 0) or senders (1)."""
+    return max(int(np.max((m > 0).sum(axis) - (np.diag(m) > 0))) for m in matrices)
 
-    It is saved with a checksum of these weights, as another graph cannot go on with it.
 
-    Args:
-        shape: shape on one worker, `[n]`, or `[phases, n]`.
-        dtype: name of a dtype, float32 or float64.
-        name: name of the variable, without slashes.
-        gossip: graph of the workers.
+def _worker_index() -> int:
+    context = tf.distribute.get_replica_context()
+    return int(tf.get_static_value(context.replica_id_in_sync_group))
+
+
+def weighted_sum(weights: Sequence[tf.Tensor], values: NeighborValues) -> tf.Tensor:
+    """Return the sum of values of one shape by scalar float64 weights."""
+    return tf.add_n(
+        [tf.cast(w, v.dtype) * v for w, v in zip(weights, values, strict=True)]
+    )
+
+
+def mix_weights(
+    weights: NeighborValues,
+    finite: tf.Tensor,
+    received: Sequence[NeighborMessage],
+    neighbors: Neighbors,
+) -> NeighborValues:
+    """Return weights moved toward the neighbors'.
+
+    If they are not finite, return the mean of the neighbors' weights instead.
     """
-
-    def __init__(self, shape: Any, dtype: str, name: str, gossip: Gossip):
-        self._gossip = gossip
-        super().__init__(shape, dtype, name, "zero")
-
-    def gather(self, local: bool = False) -> np.ndarray:
-        """Return the values of all workers, `[N, ..., n + 1]`, checksums last.
-
-        Args:
-            local: whether to return those of this process only, and contact nobody.
-        """
-        values = super().gather(local)
-        widths = [(0, 0)] * (values.ndim - 1) + [(0, 1)]
-        return np.pad(values, widths, constant_values=self._checksum())
-
-    def scatter(self, values: np.ndarray) -> None:
-        """Restore what `gather` returned, here or on another number of workers.
-
-        Args:
-            values: values of all workers, `[N, ..., n + 1]`, N their number then.
-
-        Raises:
-            ValueError: for values of another graph of as many workers that differ, and
-                as other variables.
-        """
-        as_many = len(values) == self._strategy.num_replicas_in_sync
-        if not as_many:  # begin with nothing
-            super().scatter(np.zeros([len(values), *self.shape]))
-            return
-        if np.ndim(values) < 2:
-            super().scatter(values)  # which says so
-            return
-        kept = values[..., :-1]
-        if np.any(kept) and np.any(values[..., -1] != self._checksum()):
-            raise ValueError(
-                "What compressing workers know of their neighbours belongs to the "
-                f"graph they gossip by, and {self.path!r} was saved with another. Load "
-                "with the graph it was saved with; or call `optimizer.consensus()` "
-                "there on every worker, and save again, before the graph is changed. "
-                f"Received: exchange={show(self._gossip)}"
-            )
-        super().scatter(kept)
-
-    def _checksum(self) -> int:
-        matrices = self._gossip.weights(self._strategy.num_replicas_in_sync)
-        checksum = zlib.crc32(np.stack(matrices).tobytes())
-        return checksum % 2**24  # which float32 holds exactly
-
-
-def check_gossip(
-    exchange: CollectiveAlgorithm,
-    compressor: Compressor,
-    error_feedback: bool | None,
-    outer: Any,
-    num_workers: int,
-) -> None:
-    """Raise `ValueError` for settings that gossip cannot have.
-
-    Args:
-        exchange: exchange of a `LocalOptimizer`.
-        compressor: method of it.
-        error_feedback: choice of the user.
-        outer: outer optimizer that was asked for.
-        num_workers: number of workers, N.
-    """
-    if not isinstance(exchange, Gossip):
-        return
-    exchange.weights(num_workers)  # of another number of workers they are refused
-    if outer is not None:
-        raise ValueError(
-            "With `Gossip` no worker knows the mean that an outer optimizer would "
-            "apply. Pass `outer=None`, also to what passes one by itself, such as "
-            f"`diloco`. Received: outer={show(outer)}"
+    mixing_weights = [
+        w * tf.cast(m.finite, tf.float64)
+        for w, m in zip(neighbors.weights, received, strict=True)
+    ]
+    total = tf.add_n(mixing_weights)
+    new_weights = []
+    for i, weight in enumerate(weights):
+        values = [m.values[i] for m in received]
+        moved = weight + tf.cast(neighbors.step_size, weight.dtype) * weighted_sum(
+            mixing_weights, [v - weight for v in values]
         )
-    if compressor.lossless:
-        return
-    _check_method(compressor, error_feedback)
-    if exchange.step_size is None:
-        raise ValueError(
-            "What is compressed needs a `step_size` of the gossip, in (0, 1], that is "
-            "the smaller the less is sent, for example "
-            "`Gossip(graph, step_size=0.1)`. Received: step_size=None with "
-            f"{compressor!r}"
+        mean = tf.math.divide_no_nan(
+            weighted_sum(mixing_weights, values), tf.cast(total, weight.dtype)
         )
-
-
-def _check_method(compressor: Compressor, error_feedback: bool | None) -> None:
-    states = compressor.state((64, 64)).values()
-    reasons = {
-        "needs all workers": compressor.needs_others,
-        "keeps a state that neighbours cannot follow": bool(
-            any(spec.per_worker for spec in states) or compressor.common_state()
-        ),
-        "looks at a residual": compressor.reads_residual,
-        "is not the sum of what each worker sends": not compressor.additive,
-        "errs by more than there is": compressor.error_feedback == "forbidden",
-        "forgets": compressor.feedback_decay < 1,
-    }
-    found = [reason for reason, holds in reasons.items() if holds]
-    if found or error_feedback is False:
-        why = found[0] if found else "is asked to go without error feedback"
-        raise ValueError(
-            "With `Gossip` neighbours follow each worker's weights by what it sends, "
-            "and what is not sent is sent later. So a method must be of one tensor at "
-            "a time, and have error feedback, as `TopK` and `Uniform8Bit`. Received: "
-            f"{compressor!r}, which {why}; error_feedback={show(error_feedback)}"
-        )
-
-
-# --- What neighbours know of each other's weights, where they compress: Choco-SGD.
-
-NeighborValues = list[tf.Tensor]
-
-
-class OwnReplica(PerWorkerVariable):
-    """What those who hear a worker know of one of its tensors.
-
-    Another number of workers begins with the mean, in all phases.
-    """
-
-    def scatter(self, values: np.ndarray) -> None:
-        """Restore what `gather` returned, of as many workers.
-
-        Args:
-            values: values of all workers, `[N, ..., n]`, N the number of workers then.
-        """
-        if len(values) != self._strategy.num_replicas_in_sync:
-            mean = values.reshape(-1, values.shape[-1]).mean(axis=0)
-            one = np.broadcast_to(mean, tuple(self.shape))
-            values = np.stack([one] * self._strategy.num_replicas_in_sync)
-        super().scatter(values)
-
-
-class NeighborMethodState(PerWorkerVariable):
-    """State of a method, of a worker and of those that it hears.
-
-    Another number of workers begins with the first value.
-
-    Args:
-        shape: shape on one worker, `[phases, 1 + neighbours, ...]`.
-        dtype: name of a dtype, float32 or float64.
-        name: name of the variable, without slashes.
-        first: value that all begin with, of any shape that can be broadcast.
-    """
-
-    def __init__(self, shape: Any, dtype: str, name: str, first: np.ndarray):
-        self._begins = first
-        super().__init__(shape, dtype, name)
-
-    def first(self) -> tf.Tensor:
-        """Return the value to begin with."""
-        value = np.broadcast_to(self._begins, tuple(self.shape))
-        return tf.constant(value, self.dtype)
-
-    def scatter(self, values: np.ndarray) -> None:
-        """Restore what `gather` returned, of as many workers.
-
-        Args:
-            values: values of all workers, `[N, ...]`, N the number of workers then.
-        """
-        if len(values) == self._strategy.num_replicas_in_sync:
-            super().scatter(values)
-        else:
-            for copy in self._copies.local:
-                copy.assign(self.first())
+        new_weights.append(tf.where(finite, moved, tf.where(total > 0, mean, weight)))
+    return new_weights
 
 
 class NeighborReplicas:
-    """Public copies of weights, which follow what is sent; in replica context.
+    """Replicas of weights (x-hat) that follow what is sent; in replica context.
 
-    A graph with another neighbour in each phase has copies of each, as who hears
-    nothing in a phase knows nothing of it.
-
-    Args:
-        gossip: graph of the workers.
-        compressor: method of what is sent.
-        tensors: descriptions of all tensors.
-        num_workers: number of workers, N.
+    A graph whose edges change has replicas for each of its phases: a worker that is no
+    neighbor in a phase receives nothing then.
 
     Attributes:
-        public: copy of each tensor that all have who hear this worker, `[n]`; of
-            several phases `[phases, n]`.
-        pull: sum over neighbours of their weight times the difference between their
-            copies and this worker's, of each tensor; likewise.
+        own_replica: replica of this worker's weights, as its neighbors hold it, of each
+            tensor, `[n]`; with several phases `[phases, n]`.
+        mixing_term: sum over neighbors of their weight times the difference of their
+            replica and this worker's, likewise.
         states: state of the method by name, of each tensor.
     """
 
@@ -264,361 +302,256 @@ class NeighborReplicas:
         num_workers: int,
     ):
         matrices = gossip.weights(num_workers)
-        self._phases = len(matrices)
-        phases = [self._phases] if self._phases > 1 else []
-        self.public = [
-            OwnReplica([*phases, t.size], *_named(t, "public")) for t in tensors
+        self._num_phases = len(matrices)
+        phases = [self._num_phases] if self._num_phases > 1 else []
+        self.own_replica = [
+            OwnReplica([*phases, t.size], t.dtype.name, _variable_name(t, "public"))
+            for t in tensors
         ]
-        self.pull = [
-            MixingTerm([*phases, t.size], *_named(t, "pull"), gossip) for t in tensors
+        self.mixing_term = [
+            MixingTerm(
+                [*phases, t.size], t.dtype.name, _variable_name(t, "pull"), gossip
+            )
+            for t in tensors
         ]
-        hears = max(
-            np.count_nonzero(row) - (row[i] > 0)
-            for m in matrices
-            for i, row in enumerate(m)
-        )
-        rows = [self._phases, 1 + int(hears)]
+        rows = [self._num_phases, 1 + _max_degree(matrices, axis=1)]
         self.states = [
             {}
             if t.uncompressed
             else {
                 name: NeighborMethodState(
-                    [*rows, *spec.shape], *_named(t, name), initial_value(spec, i)
+                    [*rows, *spec.shape],
+                    t.dtype.name,
+                    _variable_name(t, name),
+                    initial_value(spec, i),
                 )
                 for name, spec in compressor.state(t.shape).items()
             }
             for i, t in enumerate(tensors)
         ]
 
-    def begin(self, weights: NeighborValues) -> None:
-        """Let all copies be these, which all workers have, and states as at first."""
-        self.agree(weights)
+    def reset(self, weights: NeighborValues) -> None:
+        """Set all replicas to weights that all workers have, and reset the states."""
+        self.set_all(weights)
         for state in self.states:
             for variable in state.values():
                 variable.assign(variable.first())
 
-    def agree(self, mean: NeighborValues) -> None:
-        """Let all copies be what all workers have."""
-        for copy, pull, value in zip(self.public, self.pull, mean, strict=True):
-            copy.assign(tf.broadcast_to(value, copy.shape))
-            pull.assign(tf.zeros(pull.shape, pull.dtype))
+    def set_all(self, weights: NeighborValues) -> None:
+        """Set all replicas to weights that all workers have."""
+        for replica, mixing_term, value in zip(
+            self.own_replica, self.mixing_term, weights, strict=True
+        ):
+            replica.assign(tf.broadcast_to(value, replica.shape))
+            mixing_term.assign(tf.zeros(mixing_term.shape, mixing_term.dtype))
 
-    def read(self, number: tf.Tensor) -> NeighborValues:
-        """Return the copies that count in a round, `[n]` of each tensor."""
-        return [self._read(copy, number) for copy in self.public]
+    def read(self, round_number: tf.Tensor) -> NeighborValues:
+        """Return this round's replica of each tensor of this worker, `[n]`."""
+        return [self._read(replica, round_number) for replica in self.own_replica]
 
-    def states_of(self, place: int, number: tf.Tensor) -> list[StateTensors]:
+    def states_of(self, index: int, round_number: tf.Tensor) -> list[StateTensors]:
         """Return the method's state of each tensor.
 
         Args:
-            place: place of whose it is: 0 for this worker, and 1 and so on for its
-                neighbours.
-            number: number of the round.
+            index: 0 for this worker, 1 and up for its neighbors.
+            round_number: number of the round.
         """
-        turn = number % self._phases
+        phase = round_number % self._num_phases
         return [
-            {name: v.local()[turn, place] for name, v in state.items()}
+            {name: v.local()[phase, index] for name, v in state.items()}
             for state in self.states
         ]
 
-    def follow(
+    def update(
         self,
-        mine: NeighborValues,
-        theirs: Sequence[NeighborValues],
-        them: Neighbors,
-        number: tf.Tensor,
+        own_message: NeighborMessage,
+        received: Sequence[NeighborMessage],
+        neighbors: Neighbors,
+        round_number: tf.Tensor,
     ) -> tuple[NeighborValues, NeighborValues]:
-        """Let copies follow what was sent; return copies and pulls of this round.
+        """Apply all messages; return this round's replicas and mixing terms."""
+        replicas, mixing_terms = [], []
+        for i, sent in enumerate(own_message.values):
+            replicas.append(self._read(self.own_replica[i], round_number) + sent)
+            differences = [m.values[i] - sent for m in received]
+            mixing_terms.append(
+                self._read(self.mixing_term[i], round_number)
+                + weighted_sum(neighbors.weights, differences)
+            )
+        self._write(self.own_replica, replicas, round_number)
+        self._write(self.mixing_term, mixing_terms, round_number)
+        self._store_states([m.states for m in (own_message, *received)], round_number)
+        return replicas, mixing_terms
 
-        Args:
-            mine: values that this worker sent of each tensor.
-            theirs: values that each neighbour sent.
-            them: neighbours of this round.
-            number: number of the round.
-        """
-        public, pull = [], []
-        for i, sent in enumerate(mine):
-            public.append(self._read(self.public[i], number) + sent)
-            differences = [values[i] - sent for values in theirs]
-            drawn = self._read(self.pull[i], number)
-            pull.append(drawn + weighted_sum(them.shares, differences))
-        self._write(self.public, public, number)
-        self._write(self.pull, pull, number)
-        return public, pull
-
-    def store_states(
-        self, everyone: Sequence[list[StateTensors]], number: tf.Tensor
+    def _store_states(
+        self, states: Sequence[list[StateTensors]], round_number: tf.Tensor
     ) -> None:
-        """Store the states of this worker, and of its neighbours.
+        phase = round_number % self._num_phases
+        positions = tf.stack([[phase, index] for index in range(len(states))])
+        for i, variables in enumerate(self.states):
+            for name, variable in variables.items():
+                rows = tf.stack([state[i][name] for state in states])
+                variable.assign(
+                    tf.tensor_scatter_nd_update(variable.local(), positions, rows)
+                )
 
-        Args:
-            everyone: states of each of them, those of this worker first.
-            number: number of the round.
-        """
-        turn = number % self._phases
-        for i, state in enumerate(self.states):
-            for name, variable in state.items():
-                rows = tf.stack([states[i][name] for states in everyone])
-                at = tf.stack([[turn, place] for place in range(len(everyone))])
-                old = variable.local()
-                variable.assign(tf.tensor_scatter_nd_update(old, at, rows))
-
-    def _read(self, variable: PerWorkerVariable, number: tf.Tensor) -> tf.Tensor:
+    def _read(self, variable: PerWorkerVariable, round_number: tf.Tensor) -> tf.Tensor:
         value = variable.local()
-        return value if self._phases == 1 else value[number % self._phases]
+        return (
+            value if self._num_phases == 1 else value[round_number % self._num_phases]
+        )
 
     def _write(
         self,
         variables: Sequence[PerWorkerVariable],
         values: NeighborValues,
-        number: tf.Tensor,
+        round_number: tf.Tensor,
     ) -> None:
-        at = tf.reshape(number % self._phases, [1, 1])
+        phase = tf.reshape(round_number % self._num_phases, [1, 1])
         for variable, value in zip(variables, values, strict=True):
-            if self._phases == 1:
+            if self._num_phases == 1:
                 variable.assign(value)
             else:
                 old, rows = variable.local(), value[tf.newaxis]
-                variable.assign(tf.tensor_scatter_nd_update(old, at, rows))
+                variable.assign(tf.tensor_scatter_nd_update(old, phase, rows))
 
 
-def weighted_sum(shares: Sequence[tf.Tensor], values: NeighborValues) -> tf.Tensor:
-    """Return the sum of values by their shares.
-
-    Args:
-        shares: weight of each, scalar float64 tensors.
-        values: values of one shape.
-    """
-    return tf.add_n(
-        [tf.cast(s, v.dtype) * v for s, v in zip(shares, values, strict=True)]
-    )
+def _variable_name(tensor: TensorSpec, suffix: str) -> str:
+    return f"{tensor.label.replace('/', '_')}_{suffix}"
 
 
-def _named(tensor: TensorSpec, name: str) -> tuple[str, str]:
-    return tensor.dtype.name, f"{tensor.label.replace('/', '_')}_{name}"
+class OwnReplica(PerWorkerVariable):
+    """Replica of one of this worker's tensors, as its neighbors hold it.
 
-
-class GossipSynchronizer(Synchronizer):
-    """Moves each worker towards the mean of its neighbours: D-PSGD, or Choco-SGD.
-
-    Without loss, x_i moves by the step size times the sum over neighbours j of
-    w_ij (x_j - x_i). What is compressed is x_i minus the public copy of x_i that all
-    neighbours have; copies follow what is sent, and take the place of x in the sum.
-
-    Args:
-        optimizer: `LocalOptimizer` whose rounds they are, its inner optimizer built.
-        kept: variables that it keeps.
-        variables: variables of the model.
-
-    Attributes:
-        known: public copies; None without loss.
+    With another number of workers it is restored as the mean, in all phases.
     """
 
-    def __init__(
-        self, optimizer: Any, kept: OptimizerState, variables: Sequence[keras.Variable]
-    ):
-        super().__init__(optimizer, kept, variables)
-        self.known: NeighborReplicas | None = None
-        if not optimizer.compressor.lossless:
-            method, number = optimizer.compressor, optimizer.num_workers
-            self.known = NeighborReplicas(
-                optimizer.exchange, method, kept.tensors, number
-            )
+    def scatter(self, values: np.ndarray) -> None:
+        """Restore the values of all workers, `[N, ..., n]`."""
+        num_workers = self._strategy.num_replicas_in_sync
+        if len(values) != num_workers:
+            mean = values.reshape(-1, values.shape[-1]).mean(axis=0)
+            values = np.broadcast_to(mean, (num_workers, *self.shape))
+        super().scatter(values)
 
-    # --- in replica context ---------------------------------------------------------
 
-    def begin(self, rounds: RoundCounter) -> None:
-        """Let the public copies be what all workers begin with, as in the first call.
+class MixingTerm(PerWorkerVariable):
+    """Weighted sum of the differences to the neighbors' replicas.
 
-        And behind weights that were set: what was known was of others.
-        """
-        known = self.known
-        if known is None:
-            return
+    It is saved with a checksum of the graph, as it is valid for that graph only.
+    """
 
-        def copy() -> tf.Tensor:
-            known.begin(self._weights())
-            return tf.constant(True)
+    def __init__(self, shape: Any, dtype: str, name: str, gossip: Gossip):
+        self._gossip = gossip
+        super().__init__(shape, dtype, name, "zero")
 
-        tf.cond(rounds.alike(), copy, lambda: tf.constant(True))
+    def gather(self, local: bool = False) -> np.ndarray:
+        """Return the values of all workers, `[N, ..., n + 1]`, checksums last."""
+        values = super().gather(local)
+        widths = [(0, 0)] * (values.ndim - 1) + [(0, 1)]
+        return np.pad(values, widths, constant_values=self._checksum())
 
-    def end(self, rounds: RoundCounter) -> None:
-        """Exchange with the neighbours, and count the round."""
-        optimizer, made, number = self._optimizer, self._kept, rounds.number
-        weights = self._weights()
-        finite = clipping.all_finite(weights, made.use_native)
-        made.worker_state.warn_of(finite, number)
-        anew = self._inner.begin_anew_unless_finite(weights, made.use_native)
-        place = Rank(_worker(), optimizer.num_workers)
-        entries, nonfinite, num_bytes = 0, 0, 0
-        if place.num_workers > 1:
-            them = Neighbors(optimizer.exchange, place, number)
-            coder = NeighborCoder(
-                optimizer.compressor, made.tensors, optimizer.seed, number
-            )
-            zeros = [tf.zeros_like(w) for w in weights]
-            public = self.known.read(number) if self.known else zeros
-            wanted = [
-                tf.where(finite, w - p, z)
-                for w, p, z in zip(weights, public, zeros, strict=True)
-            ]
-            states = [self._states(i, number) for i in range(1 + len(them.workers))]
-            asks = wanted, finite, place.worker, states[0]
-            words, mine = coder.encode(*asks)
-            rows = neighbors.gather_from_neighbors(
-                words, optimizer.exchange, number, place
-            )
-            theirs = [
-                coder.decode(rows[i], wanted, worker, states[1 + i])
-                for i, worker in enumerate(them.workers)
-            ]
-            if self.known:
-                self._move_by_copies(weights, finite, mine, theirs, them, number)
-            else:
-                self._move(weights, finite, theirs, them)
-            entries = mine.entries * them.most
-            num_bytes = 4 * them.most * tf.size(words, tf.int64)
-            flags = [tf.logical_not(s.finite) for s in (mine, *theirs)]
-            nonfinite = add_counts([tf.cast(f, tf.int64) for f in flags])
-        self._inner.copy_weights(anew)
-        if self.drift:
-            by = optimizer.communicator, optimizer.seed, number
-            self.drift.measure(self._weights(), *by)
-            num_bytes += synchronizer.DISTANCE_BYTES
-        self._count(entries, num_bytes, nonfinite)
-        rounds.count_round(anew, alike=False)
-
-    def _move(
-        self,
-        weights: NeighborValues,
-        finite: tf.Tensor,
-        theirs: Sequence[NeighborMessage],
-        them: Neighbors,
-    ) -> None:
-        """Move towards the neighbours' weights, or to them if the own are lost."""
-        there = [tf.cast(s.finite, tf.float64) for s in theirs]
-        shares = [s * t for s, t in zip(them.shares, there, strict=True)]
-        total = tf.add_n(shares)
-        new = []
-        for i, own in enumerate(weights):
-            heard = weighted_sum(shares, [s.values[i] for s in theirs])
-            moved = own + tf.cast(them.step_size, own.dtype) * weighted_sum(
-                shares, [s.values[i] - own for s in theirs]
-            )
-            mean = tf.math.divide_no_nan(heard, tf.cast(total, own.dtype))
-            new.append(tf.where(finite, moved, tf.where(total > 0, mean, own)))
-        self._set(new)
-
-    def _move_by_copies(
-        self,
-        weights: NeighborValues,
-        finite: tf.Tensor,
-        mine: NeighborMessage,
-        theirs: Sequence[NeighborMessage],
-        them: Neighbors,
-        number: tf.Tensor,
-    ) -> None:
-        """Move as the public copies differ, once they have followed what was sent."""
-        known, values = cast(NeighborReplicas, self.known), [s.values for s in theirs]
-        public, pull = known.follow(mine.values, values, them, number)
-        known.store_states([s.states for s in (mine, *theirs)], number)
-        new = [
-            tf.where(finite, own, copy) + tf.cast(them.step_size, own.dtype) * drawn
-            for own, copy, drawn in zip(weights, public, pull, strict=True)
-        ]
-        self._set(new)
-
-    def _states(self, place: int, number: tf.Tensor) -> list[StateTensors] | None:
-        return self.known.states_of(place, number) if self.known else None
-
-    def consensus(self, rounds: RoundCounter) -> None:
-        """Let all workers have the mean of their weights; otherwise as `end`."""
-        weights = self._weights()
-        anew = self._inner.begin_anew_unless_finite(weights, self._kept.use_native)
-        mean, num_bytes, nonfinite = self._mean(weights, rounds.number)
-        if self.known:
-            self.known.agree(mean)
-        self._set(mean)
-        self._inner.copy_weights(anew)
-        self._count(sum(t.size for t in self._kept.tensors), num_bytes, nonfinite)
-        rounds.count_round(anew, alike=True)
-
-    def _mean(
-        self, weights: NeighborValues, number: tf.Tensor
-    ) -> tuple[NeighborValues, Any, Any]:
-        """Return the mean of all that are finite, the bytes, and how many are not.
-
-        Of none it is NaN, so that who looks sees that all of them broke.
-        """
-        workers = self._optimizer.num_workers
-        finite = clipping.all_finite(weights, self._kept.use_native)
-        parts = [tf.where(finite, w / workers, tf.zeros_like(w)) for w in weights]
-        coder = NeighborCoder(NoCompression(), self._kept.tensors, 0, number)
-        step = aggregate_tensors(*coder.given(parts, finite, _worker()))
-        (merged, _), _ = self._optimizer.communicator.run(step)
-        left = tf.cast(workers - merged.nonfinite, tf.float64)
-        share = left / workers
-        mean = [
-            tf.reshape(r.sum, w.shape) / tf.cast(share, w.dtype)
-            for r, w in zip(merged.results, weights, strict=True)
-        ]
-        return mean, merged.sent_bytes, merged.nonfinite
-
-    def _weights(self) -> NeighborValues:
-        """Return the weights, `[n]` of each variable, as wide as they are summed."""
-        pairs = zip(self._variables, self._kept.tensors, strict=True)
-        return [
-            tf.reshape(tf.cast(tf.convert_to_tensor(v.value), t.dtype), [t.size])
-            for v, t in pairs
-        ]
-
-    def _set(self, weights: NeighborValues) -> None:
-        for variable, value in zip(self._variables, weights, strict=True):
-            shaped = tf.reshape(tf.cast(value, variable.dtype), variable.shape)
-            handle = variable.value.handle  # this replica's own copy
-            tf.raw_ops.AssignVariableOp(resource=handle, value=shaped)
-
-    def _count(self, entries: Any, num_bytes: Any, nonfinite: Any) -> None:
-        metrics.count_step(
-            self._kept.worker_state.counters,
-            entries=entries,
-            sent_bytes=num_bytes,
-            dense_bytes=metrics.dense_bytes(self._variables),
-            nonfinite=nonfinite,
-        )
-
-    # --- outside of steps -----------------------------------------------------------
-
-    def agreed(self, what: str) -> list[list[tf.Tensor]]:
-        """Return the mean of all workers' weights, by one collective of all.
-
-        Args:
-            what: name of the use.
-
-        Returns:
-            Values of each variable, one per local replica.
+    def scatter(self, values: np.ndarray) -> None:
+        """Restore what `gather` returned; zeros with another number of workers.
 
         Raises:
-            ValueError: for what need not be called on all workers.
+            ValueError: for values other than zero of another graph of as many workers.
         """
-        if what not in ("test", "save", "keep"):
+        if len(values) != self._strategy.num_replicas_in_sync:
+            super().scatter(np.zeros([len(values), *self.shape]))
+            return
+        if np.ndim(values) < 2:
+            super().scatter(values)  # raises an error about the shape
+            return
+        saved = values[..., :-1]
+        if np.any(saved) and np.any(values[..., -1] != self._checksum()):
             raise ValueError(
-                "Workers that gossip have weights of their own, and their mean takes "
-                "all of them. Call `optimizer.consensus()` on every worker before, by "
-                f"which all have that mean. Received: to {what}, with "
-                f"exchange={show(self._optimizer.exchange)}"
+                "Replicas of compressing workers belong to the graph by which they "
+                f"gossip, and {self.path!r} was saved with another graph. Load with "
+                "the graph it was saved with; or, before changing the graph, call "
+                "`optimizer.consensus()` there on every worker, and save again. "
+                f"Received: exchange={show(self._gossip)}"
             )
-        wait_for_workers(self._strategy, f"average their weights to {what}")
+        super().scatter(saved)
 
-        def mean() -> NeighborValues:
-            found, *_ = self._mean(self._weights(), tf.constant(0, tf.int64))
-            pairs = zip(found, self._variables, strict=True)
-            return [tf.reshape(tf.cast(m, v.dtype), v.shape) for m, v in pairs]
-
-        local = self._strategy.experimental_local_results
-        return [list(local(value)) for value in self._strategy.run(mean)]
+    def _checksum(self) -> int:
+        matrices = self._gossip.weights(self._strategy.num_replicas_in_sync)
+        checksum = zlib.crc32(np.stack(matrices).tobytes())
+        return checksum % 2**24  # float32 is exact up to there
 
 
-def _worker() -> int:
-    context = tf.distribute.get_replica_context()
-    return int(tf.get_static_value(context.replica_id_in_sync_group))
+class NeighborMethodState(PerWorkerVariable):
+    """State of a method, of a worker and its neighbors: `[phases, 1 + neighbors, ...]`.
+
+    With another number of workers it is restored to its initial value.
+    """
+
+    def __init__(self, shape: Any, dtype: str, name: str, initial: np.ndarray):
+        self._initial = initial
+        super().__init__(shape, dtype, name)
+
+    def first(self) -> tf.Tensor:
+        """Return the initial value."""
+        value = np.broadcast_to(self._initial, tuple(self.shape))
+        return tf.constant(value, self.dtype)
+
+    def scatter(self, values: np.ndarray) -> None:
+        """Restore the values of all workers, `[N, ...]`."""
+        if len(values) == self._strategy.num_replicas_in_sync:
+            super().scatter(values)
+        else:
+            for copy in self._copies.local:
+                copy.assign(self.first())
+
+
+def check_gossip(
+    exchange: CollectiveAlgorithm,
+    compressor: Compressor,
+    error_feedback: bool | None,
+    outer: Any,
+    num_workers: int,
+) -> None:
+    """Raise `ValueError` for settings of `LocalOptimizer` that gossip cannot have."""
+    if not isinstance(exchange, Gossip):
+        return
+    exchange.weights(num_workers)  # raises for a matrix of another size
+    if outer is not None:
+        raise ValueError(
+            "With `Gossip` no worker computes the mean that an outer optimizer would "
+            "apply. Pass `outer=None`, also to presets that have an outer optimizer, "
+            f"such as `diloco`. Received: outer={show(outer)}"
+        )
+    if compressor.lossless:
+        return
+    _check_method(compressor, error_feedback)
+    if exchange.step_size is None:
+        raise ValueError(
+            "Compressed gossip needs a `step_size` in (0, 1]; the less a method "
+            "sends, the smaller it must be. For example "
+            "`Gossip(graph, step_size=0.1)`. Received: step_size=None with "
+            f"{compressor!r}"
+        )
+
+
+def _check_method(compressor: Compressor, error_feedback: bool | None) -> None:
+    states = compressor.state((64, 64)).values()
+    unsupported = {
+        "needs all workers": compressor.needs_others,
+        "keeps a state that neighbors cannot reproduce": bool(
+            any(spec.per_worker for spec in states) or compressor.common_state()
+        ),
+        "reads the residual": compressor.reads_residual,
+        "is not the sum of what each worker sends": not compressor.additive,
+        "has errors larger than its input": compressor.error_feedback == "forbidden",
+        "decays the residual": compressor.feedback_decay < 1,
+        "is used without error feedback": error_feedback is False,
+    }
+    reasons = [reason for reason, holds in unsupported.items() if holds]
+    if reasons:
+        raise ValueError(
+            "With `Gossip` neighbors reproduce each worker's weights from what it "
+            "sends, and unsent entries are sent later. So a method must compress one "
+            "tensor at a time and have error feedback, as `TopK` and `Uniform8Bit`. "
+            f"Received: {compressor!r}, which {reasons[0]}; "
+            f"error_feedback={show(error_feedback)}"
+        )

@@ -1,4 +1,4 @@
-"""Local steps with the settings of their papers."""
+"""Presets of `LocalOptimizer` with the settings of their papers."""
 
 from typing import Any
 
@@ -11,13 +11,13 @@ from tf_dgc.local.optimizer import LocalOptimizer
 
 
 def local_sgd(inner: Any, period: Any = 8, **settings: Any) -> LocalOptimizer:
-    """Return local SGD: workers average their weights every few steps.
+    """Return local SGD: workers average their weights every `period` steps.
 
     Stich, "Local SGD converges fast and communicates little", ICLR 2019.
 
     Args:
-        inner: optimizer of the steps of one worker, the paper's is `SGD`.
-        period: number of local steps from one average to the next, or a schedule.
+        inner: optimizer for local steps; `SGD` in the paper.
+        period: number of local steps in a round, or a schedule.
         **settings: further arguments of `LocalOptimizer`.
     """
     return LocalOptimizer(inner, period, **settings)
@@ -26,15 +26,15 @@ def local_sgd(inner: Any, period: Any = 8, **settings: Any) -> LocalOptimizer:
 def post_local_sgd(
     inner: Any, begin: int, period: int = 8, **settings: Any
 ) -> LocalOptimizer:
-    """Return post-local SGD: an average in every step at first, then every few.
+    """Return post-local SGD: averages in every step first, then every `period` steps.
 
-    Lin et al., "Don't use large mini-batches, use local SGD", ICLR 2020, which begins
-    at the first decay of the learning rate.
+    Lin et al., "Don't use large mini-batches, use local SGD", ICLR 2020. There `begin`
+    is the first decay of the learning rate.
 
     Args:
-        inner: optimizer of the steps of one worker, the paper's is `SGD` with momentum.
-        begin: number of steps after each of which all workers exchange, 1 or more.
-        period: number of local steps from one average to the next from then on.
+        inner: optimizer for local steps; `SGD` with momentum in the paper.
+        begin: number of steps that each end with an average, 1 or more.
+        period: number of local steps in a round afterwards.
         **settings: further arguments of `LocalOptimizer`.
     """
     begin = schedules.check_period(begin, "begin")
@@ -43,16 +43,16 @@ def post_local_sgd(
 
 
 def diloco(inner: Any = None, period: Any = 500, **settings: Any) -> LocalOptimizer:
-    """Return DiLoCo: AdamW on each worker, Nesterov's momentum on what they move.
+    """Return DiLoCo: AdamW on each worker, SGD with Nesterov momentum on the mean.
 
     Douillard et al., "DiLoCo: Distributed low-communication training of language
-    models", 2023: AdamW of a rate of 4e-4 and a decay of 0.1, and SGD of a rate of 0.7
-    and a momentum of 0.9.
+    models", 2023. Inner: learning rate 4e-4, weight decay 0.1. Outer: learning rate
+    0.7, momentum 0.9.
 
     Args:
-        inner: optimizer of the steps of one worker; None for the paper's.
-        period: number of local steps from one exchange to the next, or a schedule.
-        **settings: further arguments of `LocalOptimizer`, `outer` too.
+        inner: optimizer for local steps; None for the paper's.
+        period: number of local steps in a round, or a schedule.
+        **settings: further arguments of `LocalOptimizer`, `outer` included.
     """
     inner = keras.optimizers.AdamW(4e-4, weight_decay=0.1) if inner is None else inner
     nesterov = keras.optimizers.SGD(0.7, momentum=0.9, nesterov=True)
@@ -62,18 +62,19 @@ def diloco(inner: Any = None, period: Any = 500, **settings: Any) -> LocalOptimi
 def sparse_loco(
     inner: Any = None, period: Any = 30, decay: float | None = None, **settings: Any
 ) -> LocalOptimizer:
-    """Return SparseLoCo: of every chunk of what AdamW moved the largest 64, in 2 bits.
+    """Return SparseLoCo: the 64 largest entries of each chunk are sent, in 2 bits each.
 
-    Sarfi et al., "Communication efficient LLM pre-training with SparseLoCo", 2025. What
-    is not sent is kept, and decays: that takes the place of an outer momentum, and the
-    mean is applied as it is. See `tf_dgc.compressors.ChunkedTopK`.
+    Sarfi et al., "Communication efficient LLM pre-training with SparseLoCo", 2025. The
+    decaying residual takes the place of an outer momentum; the mean is applied as it
+    is. See `tf_dgc.compressors.ChunkedTopK`.
 
     Args:
-        inner: optimizer of the steps of one worker; None for `AdamW(4e-4)`.
-        period: number of local steps from one exchange to the next, or a schedule.
-        decay: share of what was not sent that is kept, in (0, 1]; None for the paper's
-            0.95, or what a `compressor` of your own has.
-        **settings: further arguments of `LocalOptimizer`, `compressor` and `outer` too.
+        inner: optimizer for local steps; None for `AdamW(4e-4)`.
+        period: number of local steps in a round, or a schedule.
+        decay: share of the residual that is kept in each round, in (0, 1]; None for the
+            paper's 0.95, or that of `compressor` if you pass one.
+        **settings: further arguments of `LocalOptimizer`, `compressor` and `outer`
+            included.
 
     Raises:
         ValueError: for both `decay` and `compressor`, and as `LocalOptimizer`.

@@ -1,4 +1,4 @@
-"""Rounds: where each replica is between two exchanges, counted by calls."""
+"""A replica's position within its rounds, counted by calls of `apply`."""
 
 from collections.abc import Callable
 
@@ -11,25 +11,26 @@ from tf_dgc.multiworker.worker_variables import ReplicaCopies
 from tf_dgc.optimizers import conditions
 from tf_dgc.smart_cond import BoolOrTensor
 
-_CALLS, _IN_ROUND, _ROUNDS, _SKIPPED, _RESETS, _APART, _UNDER_WAY = range(7)
+_CALLS, _IN_ROUND, _ROUNDS, _SKIPPED, _RESETS, _SINCE_CONSENSUS, _PENDING = range(7)
 
 
 class RoundCounter:
     """Counts calls and rounds, in replica context.
 
-    Calls, not applied steps: who leaves out a step comes to the exchange all the same.
+    It counts calls rather than applied steps: a replica that skips a step still takes
+    part in the synchronization.
 
     Args:
         period: number of calls of a round, or a schedule of it.
         strategy: strategy of the replicas.
 
     Attributes:
-        variable: variable of this replica's numbers, int64.
+        variable: counts of this replica, int64 `[7]`.
     """
 
     def __init__(self, period: int | Callable, strategy: tf.distribute.Strategy):
         self._period, self._strategy = period, strategy
-        # Of no aggregation: each replica counts by itself.
+        # No aggregation: each replica counts by itself.
         self.variable = keras.Variable(
             initializer="zeros",
             shape=[7],
@@ -47,97 +48,91 @@ class RoundCounter:
         """Return whether the round begins with this call."""
         return True if self._period == 1 else tf.equal(self._read()[_IN_ROUND], 0)
 
-    def alike(self) -> tf.Tensor:
-        """Return whether all replicas have the same weights, scalar bool."""
-        return tf.equal(self._read()[_APART], 0)
-
-    def is_due(self, delay: int, ends: BoolOrTensor) -> tf.Tensor:
-        """Return whether what a round ended with is to be waited for, scalar bool.
-
-        Args:
-            delay: number of calls after it, if no round ends before.
-            ends: whether the round ends with this call, which was counted.
-        """
-        numbers = self._read()
-        soon = tf.logical_or(numbers[_IN_ROUND] >= delay, ends)
-        return tf.logical_and(numbers[_UNDER_WAY] > 0, soon)
-
     def ends(self) -> BoolOrTensor:
         """Return whether the round ends with this call."""
         if self._period == 1:
             return True
-        period, numbers = self._period, self._read()
+        period, counts = self._period, self._read()
         if callable(period):
-            first = numbers[_CALLS] - numbers[_IN_ROUND]
-            period = schedules.period_at(period, first)
-        return numbers[_IN_ROUND] + 1 >= period
+            period = schedules.period_at(period, counts[_CALLS] - counts[_IN_ROUND])
+        return counts[_IN_ROUND] + 1 >= period
 
-    def count_call(self, done: tf.Tensor) -> None:
-        """Count this call, and whether its step was done, scalar bool."""
-        left_out = tf.cast(tf.logical_not(done), tf.int64)
-        self.variable.assign(self._read() + tf.stack([1, 1, 0, left_out, 0, 1, 0]))
+    def weights_equal(self) -> tf.Tensor:
+        """Return whether all replicas have the same weights, scalar bool."""
+        return tf.equal(self._read()[_SINCE_CONSENSUS], 0)
+
+    def is_mean_due(self, delay: int, round_ends: BoolOrTensor) -> tf.Tensor:
+        """Return whether the pending mean must be applied in this call, scalar bool.
+
+        That is `delay` calls after its round, or when the next round ends.
+        """
+        counts = self._read()
+        return tf.logical_and(
+            counts[_PENDING] > 0, tf.logical_or(counts[_IN_ROUND] >= delay, round_ends)
+        )
+
+    def count_call(self, applied: tf.Tensor) -> None:
+        """Count this call, and whether its step was applied, scalar bool."""
+        skipped = tf.cast(tf.logical_not(applied), tf.int64)
+        self.variable.assign(self._read() + tf.stack([1, 1, 0, skipped, 0, 1, 0]))
 
     def count_round(
-        self, anew: tf.Tensor, alike: bool, under_way: bool = False
+        self, was_reset: tf.Tensor, weights_equal: bool, pending: bool = False
     ) -> None:
         """Count a round that has ended.
 
         Args:
-            anew: whether this replica's inner state was reset, scalar bool.
-            alike: whether all replicas have the same weights now.
-            under_way: whether what it ended with is still under way.
+            was_reset: whether this replica's inner state was reset, scalar bool.
+            weights_equal: whether all replicas have the same weights now.
+            pending: whether the mean is still being computed.
         """
-        now = self._read()
-        apart = -now[_APART] if alike else 0
-        reset, begun = tf.cast(anew, tf.int64), int(under_way)
-        ended = tf.stack([0, -now[_IN_ROUND], 1, 0, reset, apart, begun])
-        self.variable.assign(now + ended)
+        counts = self._read()
+        since = -counts[_SINCE_CONSENSUS] if weights_equal else 0
+        resets = tf.cast(was_reset, tf.int64)
+        change = tf.stack([0, -counts[_IN_ROUND], 1, 0, resets, since, int(pending)])
+        self.variable.assign(counts + change)
 
-    def count_arrival(self, alike: bool) -> None:
-        """Count what was under way and has come.
+    def count_received_mean(self, weights_equal: bool) -> None:
+        """Count the pending mean as applied."""
+        counts = self._read()
+        since = -counts[_SINCE_CONSENSUS] if weights_equal else 0
+        change = tf.stack([0, 0, 0, 0, 0, since, -counts[_PENDING]])
+        self.variable.assign(counts + change)
 
-        Args:
-            alike: whether all replicas have the same weights now.
-        """
-        now = self._read()
-        apart = -now[_APART] if alike else 0
-        come = tf.stack([0, 0, 0, 0, 0, apart, -now[_UNDER_WAY]])
-        self.variable.assign(now + come)
-
-    def end(self, ends: BoolOrTensor, exchange: Callable[[], None]) -> None:
-        """Call `exchange` in replica context, if the round ends."""
-        if isinstance(ends, bool):
-            exchange()
+    def run_if(self, round_ends: BoolOrTensor, synchronize: Callable) -> None:
+        """Call `synchronize` in replica context if the round ends."""
+        if isinstance(round_ends, bool):
+            synchronize()
         else:
-            conditions.cond_in_all_replicas(ends, exchange)
+            conditions.cond_in_all_replicas(round_ends, synchronize)
 
-    # --- outside of steps -----------------------------------------------------------
+    # Outside of steps.
 
-    def begin_anew(self) -> None:
-        """Let the next call begin a round, with the weights that there are then."""
-        kept = np.ones([7], np.int64)
-        kept[[_IN_ROUND, _APART, _UNDER_WAY]] = 0
+    def restart(self) -> None:
+        """Let the next call begin a round, with the weights that the model has then."""
+        keep = np.ones([7], np.int64)
+        keep[[_IN_ROUND, _SINCE_CONSENSUS, _PENDING]] = 0
         for copy in ReplicaCopies(self._strategy, self.variable.value).local:
-            copy.assign(copy.read_value() * kept)
+            copy.assign(copy.read_value() * keep)
 
     @property
-    def apart(self) -> int:
+    def calls_since_consensus(self) -> int:
         """Calls since all replicas had the same weights."""
-        return self._most(_APART)
+        return self._max_over_replicas(_SINCE_CONSENSUS)
 
     @property
     def skipped(self) -> int:
-        """Steps that a replica of this process left out."""
-        return self._most(_SKIPPED)
+        """Steps that a replica of this process skipped."""
+        return self._max_over_replicas(_SKIPPED)
 
     @property
     def resets(self) -> int:
         """Rounds after which a replica of this process reset its inner state."""
-        return self._most(_RESETS)
+        return self._max_over_replicas(_RESETS)
 
-    def _most(self, place: int) -> int:
+    def _max_over_replicas(self, index: int) -> int:
         copies = ReplicaCopies(self._strategy, self.variable.value).local
-        return max(int(copy.numpy()[place]) for copy in copies)
+        return max(int(copy.numpy()[index]) for copy in copies)
 
     def _read(self) -> tf.Tensor:
         return tf.convert_to_tensor(self.variable.value)

@@ -1,312 +1,287 @@
-"""The end of a round, of which the mean comes while the next one goes on."""
+"""Delayed synchronization, of the whole model or of one fragment at a time.
+
+Workers continue with local steps while the mean is computed in the background. With
+fragments this is Streaming DiLoCo (Douillard et al., 2025).
+"""
 
 import functools
 from collections.abc import Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any, cast
 
 import keras
 import numpy as np
 import tensorflow as tf
 
-from tf_dgc import arguments, metrics
+from tf_dgc import arguments
 from tf_dgc.arguments import show
+from tf_dgc.codecs.tensor_spec import TensorSpec
 from tf_dgc.collectives import Gossip
+from tf_dgc.collectives.background import BackgroundReduction
 from tf_dgc.compressors import Compressor
-from tf_dgc.local import averaging, synchronizer
-from tf_dgc.local.averaging import AveragingSynchronizer
+from tf_dgc.local.averaging import AveragingSynchronizer, parameter_deltas
 from tf_dgc.local.rounds import RoundCounter
-from tf_dgc.multiworker import divergence
+from tf_dgc.local.synchronizer import assign_weights
 from tf_dgc.multiworker.worker_variables import PerWorkerVariable, SharedVariable
 from tf_dgc.optimizers import conditions
 from tf_dgc.optimizers.state import OptimizerState
 from tf_dgc.optimizers.update import apply_update
 from tf_dgc.smart_cond import BoolOrTensor
-from tf_dgc.steps import implementations
 from tf_dgc.steps.base import StepOutcome
 
-# --- The parts of a model that take turns with a delay, and what both may be.
+if TYPE_CHECKING:
+    from tf_dgc.local.optimizer import LocalOptimizer
 
 
-def split_fragments(sizes: Sequence[int], number: int) -> list[list[int]]:
-    """Return the places of tensors in parts of about the same number of entries.
+class DelayedSynchronizer(AveragingSynchronizer):
+    """Applies the mean parameter delta some steps after the round.
+
+    A worker with weights w ends a round with the delta d = anchor - w. It continues
+    from w while the mean of all deltas is computed in the background. Then the outer
+    optimizer moves the anchor from a to a', and the worker moves by (a' - a) + d: its
+    own steps of that round are replaced by the mean. Its steps since then are kept and
+    enter the next round. With fragments, each round synchronizes one of them.
+
+    Attributes:
+        sent_deltas: per-worker variable of each tensor: the delta whose mean is
+            pending.
+        received_sums: variable of each tensor: the mean, equal on all workers.
+    """
+
+    def __init__(
+        self,
+        optimizer: "LocalOptimizer",
+        state: OptimizerState,
+        variables: Sequence[keras.Variable],
+    ):
+        super().__init__(optimizer, state, variables)
+        self.sent_deltas = [
+            PerWorkerVariable(t.shape, t.dtype.name, f"{_stem(t)}_moved", "mean")
+            for t in state.tensors
+        ]
+        self.received_sums = [
+            SharedVariable(np.zeros(t.shape), t.dtype.name, f"{_stem(t)}_received")
+            for t in state.tensors
+        ]
+        sizes = [t.size for t in state.tensors]
+        self._fragments = split_fragments(sizes, optimizer.parts)
+        self._background = cast(BackgroundReduction, optimizer.background)
+        self._background.work = self._compute_mean
+
+    def start_round(self, rounds: RoundCounter) -> None:
+        """Copy the weights to the anchor if all workers have the same."""
+        self._background.check()
+        self._update_anchor(rounds.weights_equal())
+
+    def apply_mean_if_due(self, rounds: RoundCounter, round_ends: BoolOrTensor) -> None:
+        """Wait for the pending mean and apply it, if the delay is over.
+
+        Args:
+            rounds: rounds of the replicas.
+            round_ends: whether the round ends with this call.
+        """
+        due = rounds.is_mean_due(self._optimizer.delay, round_ends)
+        conditions.cond_in_all_replicas(due, lambda: self._apply_mean(rounds))
+
+    def synchronize(self, rounds: RoundCounter) -> None:
+        """Start computing the mean of one fragment, and count the round."""
+        indices = range(len(self._fragments))
+        branches = [functools.partial(self._start_mean, i, rounds) for i in indices]
+        conditions.switch_in_all_replicas(rounds.number % len(branches), branches)
+
+    def reach_consensus(self, rounds: RoundCounter) -> None:
+        """Synchronize all fragments without delay."""
+        self.apply_mean_if_due(rounds, True)
+        for _ in self._fragments:
+            self.synchronize(rounds)
+            self._apply_mean(rounds, weights_equal=True)
+
+    def _start_mean(self, fragment: int, rounds: RoundCounter) -> None:
+        round_number = rounds.number
+        variables, anchor = self._fragment_variables(fragment)
+        deltas = parameter_deltas(anchor, variables)
+        was_reset = self._inner_state.reset_if_nonfinite(deltas, self._state.use_native)
+        self._return_to_anchor_if(was_reset)
+        self._inner_state.copy_weights(was_reset)
+        for index, delta in zip(self._fragments[fragment], deltas, strict=True):
+            sent = tf.where(was_reset, tf.zeros_like(delta), delta)
+            variable = self.sent_deltas[index]
+            variable.assign(tf.cast(sent, variable.dtype))
+
+        def start(_: tf.distribute.Strategy, *values: Any) -> None:
+            self._background.begin(fragment, values)
+
+        context = tf.distribute.get_replica_context()
+        context.merge_call(start, args=(round_number, *deltas))
+        rounds.count_round(was_reset, weights_equal=False, pending=True)
+
+    def _return_to_anchor_if(self, was_reset: tf.Tensor) -> None:
+        def assign() -> tf.Tensor:
+            assign_weights(self._variables, [a.local() for a in self.anchor])
+            return tf.constant(True)
+
+        tf.cond(was_reset, assign, lambda: tf.constant(False))
+
+    def _compute_mean(
+        self, fragment: int, round_number: tf.Tensor, *deltas: tf.Tensor
+    ) -> None:
+        """Exchange the deltas; runs in the background, in replica context."""
+        indices = self._fragments[fragment]
+        variables, anchor = self._fragment_variables(fragment)
+        # Counted from 0 for each fragment: methods that select entries in turn would
+        # otherwise skip some.
+        iteration = round_number // len(self._fragments)
+        outcome, extra_bytes = self._exchange(indices, deltas, anchor, iteration)
+        extra_bytes += self._measure_distance(deltas, round_number)
+        sums, nonfinite = outcome.decode()
+        for index, total in zip(indices, sums, strict=True):
+            variable = self.received_sums[index]
+            variable.assign(tf.cast(tf.reshape(total, variable.shape), variable.dtype))
+        sent_bytes = outcome.sent_bytes + extra_bytes
+        self._count(outcome.entries, sent_bytes, variables, nonfinite)
+
+    def _apply_mean(self, rounds: RoundCounter, weights_equal: bool = False) -> None:
+        """Wait for the pending mean and apply it to its fragment."""
+        indices = range(len(self._fragments))
+        branches = [
+            functools.partial(self._apply_fragment, i, rounds, weights_equal)
+            for i in indices
+        ]
+        conditions.switch_in_all_replicas((rounds.number - 1) % len(branches), branches)
+
+    def _apply_fragment(
+        self, fragment: int, rounds: RoundCounter, weights_equal: bool
+    ) -> None:
+        context = tf.distribute.get_replica_context()
+        received = context.merge_call(lambda _: self._background.wait())
+        indices = self._fragments[fragment]
+        variables, anchor = self._fragment_variables(fragment)
+        with tf.control_dependencies([received]):
+            sums = [self.received_sums[i].local() for i in indices]
+        weights = [tf.convert_to_tensor(v.value) for v in variables]
+        old_anchor = [a.local() for a in anchor]
+        with tf.control_dependencies([*weights, *sums]):
+            assign_weights(variables, old_anchor)
+        outer = self._optimizer.outer_optimizer
+        outcome = StepOutcome(lambda: (sums, tf.constant(0)), 0, 0)
+        apply_update(outer, outcome, variables, self._state.use_native)
+        if fragment + 1 < len(self._fragments):
+            outer.iterations.assign_sub(1)  # one iteration for all fragments
+        new_anchor = [tf.convert_to_tensor(v.value) for v in variables]
+        if not weights_equal:
+            new_weights = [
+                w + ((new - old) + tf.cast(self.sent_deltas[i].local(), old.dtype))
+                for w, i, old, new in zip(
+                    weights, indices, old_anchor, new_anchor, strict=True
+                )
+            ]
+            with tf.control_dependencies(new_anchor):
+                assign_weights(variables, new_weights)
+        for a, value in zip(anchor, new_anchor, strict=True):
+            a.assign(value)
+        rounds.count_received_mean(weights_equal)
+
+    def _fragment_variables(
+        self, fragment: int
+    ) -> tuple[list[keras.Variable], list[SharedVariable]]:
+        """Return a fragment's model variables and their anchors."""
+        indices, variables = self._fragments[fragment], self._variables
+        return [variables[i] for i in indices], [self.anchor[i] for i in indices]
+
+
+def _stem(tensor: TensorSpec) -> str:
+    return tensor.label.replace("/", "_")
+
+
+def fragment_period(optimizer: "LocalOptimizer") -> Any:
+    """Return the number of steps between two synchronizations, or its schedule."""
+    parts: Any = optimizer.parts
+    return optimizer.period if parts == 1 else optimizer.period // parts
+
+
+def split_fragments(sizes: Sequence[int], num_fragments: int) -> list[list[int]]:
+    """Return the indices of tensors in fragments of similar numbers of entries.
 
     Args:
-        sizes: entries of each tensor.
-        number: number of parts.
+        sizes: number of entries of each tensor.
+        num_fragments: number of fragments.
 
     Raises:
-        ValueError: for more parts than tensors.
+        ValueError: for more fragments than tensors.
     """
-    if number > len(sizes):
+    if num_fragments > len(sizes):
         raise ValueError(
             "Each of `parts` needs a variable of the model. Use fewer. Received: "
-            f"parts={number} with {len(sizes)} variables"
+            f"parts={num_fragments} with {len(sizes)} variables"
         )
-    parts: list[list[int]] = [[] for _ in range(number)]
-    filled = [0] * number
-    for place in sorted(range(len(sizes)), key=lambda place: -sizes[place]):
-        least = min(range(number), key=lambda part: (filled[part], len(parts[part])))
-        parts[least].append(place)
-        filled[least] += max(1, sizes[place])
-    return [sorted(part) for part in parts]
+    fragments: list[list[int]] = [[] for _ in range(num_fragments)]
+    totals = [0] * num_fragments
+    for index in sorted(range(len(sizes)), key=lambda i: -sizes[i]):
+        smallest = min(
+            range(num_fragments), key=lambda f: (totals[f], len(fragments[f]))
+        )
+        fragments[smallest].append(index)
+        totals[smallest] += max(1, sizes[index])
+    return [sorted(fragment) for fragment in fragments]
 
 
 def check_fragments(
-    delay: Any,
-    parts: Any,
-    period: Any,
-    compressor: Compressor,
-    exchange: Any,
+    delay: Any, parts: Any, period: Any, compressor: Compressor, exchange: Any
 ) -> tuple[int, int]:
-    """Return both as ints; raise `ValueError` for those that cannot be.
-
-    Args:
-        delay: number of steps that a mean may take.
-        parts: number of parts of the model.
-        period: number of steps of a round, or a schedule.
-        compressor: method.
-        exchange: exchange, or its name.
-    """
+    """Return `delay` and `parts` as ints; raise `ValueError` if they are invalid."""
     delay = arguments.check_whole("delay", delay, 0, " of steps (0: none)")
     parts = arguments.check_whole("parts", parts, 1, " of parts of the model")
-    given = f"Received: delay={delay}, parts={parts}, period={show(period)}"
+    received = f"Received: delay={delay}, parts={parts}, period={show(period)}"
     if delay and isinstance(exchange, Gossip):
         raise ValueError(
-            "With `Gossip` a worker waits for its neighbours alone, and there is no "
-            f"mean that could come later. Use `delay=0`. {given}, {exchange!r}"
+            "With `Gossip` a worker waits for its neighbors only, so there is no mean "
+            f"to delay. Use `delay=0`. {received}, {exchange!r}"
         )
     if parts == 1:
-        most = delay if callable(period) else period
+        longest = delay if callable(period) else period
     elif not delay:
         raise ValueError(
-            f"`parts` take turns in the background, so pass a `delay`. {given}"
+            f"`parts` are synchronized in the background, so pass a `delay`. {received}"
         )
     elif callable(period) or period % parts:
         raise ValueError(
             "With `parts` the `period` must be a number of steps that `parts` divides, "
-            f"as one of them is exchanged every `period / parts`. {given}"
+            f"as one part is exchanged every `period / parts` steps. {received}"
         )
     else:
-        most = period // parts
-    if delay > most:
+        longest = period // parts
+    if delay > longest:
         raise ValueError(
-            "The mean of a round must be there before the next one is formed, so "
-            f"`delay` must be `period / parts` at the most, here {most}. {given}"
+            "The mean of a round must arrive before the next round ends, so `delay` "
+            f"must be at most `period / parts`, here {longest}. {received}"
         )
     if parts > 1 and compressor.together:
         raise ValueError(
-            f"{compressor!r} sees all tensors as one, so they cannot take turns. Use "
-            f"`parts=1`, or another method. {given}"
+            f"{compressor!r} compresses all tensors as one, so they cannot be "
+            f"exchanged in parts. Use `parts=1`, or another method. {received}"
         )
     return delay, parts
 
 
 def check_outer_with_fragments(outer: keras.optimizers.Optimizer, parts: int) -> None:
-    """Raise `ValueError` for an outer optimizer whose step cannot be in parts.
-
-    Args:
-        outer: outer optimizer.
-        parts: number of parts of the model.
-    """
+    """Raise `ValueError` for an outer optimizer that cannot update fragments."""
     if parts == 1:
         return
-    given = f"Received: parts={parts}, outer={show(outer)}"
+    received = f"Received: parts={parts}, outer={show(outer)}"
     if outer.use_ema:
         raise ValueError(
-            "Averages of the outer optimizer are of all tensors, and with `parts` one "
-            f"part of them arrives at a time. Use `parts=1`, or no `use_ema`. {given}"
+            "The outer optimizer's `use_ema` averages all tensors at once, and with "
+            "`parts` one part of the model is updated at a time. Use `parts=1`, or no "
+            f"`use_ema`. {received}"
         )
     if outer.global_clipnorm:
         raise ValueError(
-            "The norm by which `global_clipnorm` clips is of all tensors, and with "
-            "`parts` one part of them arrives at a time. Use `parts=1`, or let the "
-            f"outer optimizer clip by `clipnorm`, each tensor by its own. {given}"
+            "`global_clipnorm` uses the norm of all tensors, and with `parts` one part "
+            "of the model is updated at a time. Use `parts=1`, or let the outer "
+            f"optimizer clip by `clipnorm`, each tensor by its own norm. {received}"
         )
     if isinstance(outer, keras.optimizers.Nadam):
         raise ValueError(
-            "A `Nadam` keeps a number of its steps, which with `parts` it would take "
-            f"once for each of them. Use `parts=1`, or `Adam` as `outer`. {given}"
+            "`Nadam` updates a momentum product in every step, which with `parts` "
+            "would happen once for each part. Use `parts=1`, or `Adam` as `outer`. "
+            f"{received}"
         )
-
-
-def fragment_period(optimizer: Any) -> Any:
-    """Return how many steps lie between two exchanges, or a schedule of it."""
-    parts = optimizer.parts
-    return optimizer.period if parts == 1 else optimizer.period // parts
-
-
-class DelayedSynchronizer(AveragingSynchronizer):
-    """Moves the anchor some steps after a round, and each worker by what it lacks.
-
-    With weights w a worker ends a round d = anchor - w away from the anchor. While the
-    mean of all d is formed in the background, it goes on from w. Then the outer
-    optimizer moves the anchor from a to a', and the worker by (a' - a) + d: the others'
-    steps, in place of its own that are in the mean. What it has moved since is kept,
-    and goes into the next round. Of parts of the model, a round exchanges one.
-
-    Args:
-        optimizer: `LocalOptimizer` whose rounds they are, its inner optimizer built.
-        kept: variables that it keeps.
-        variables: variables of the model.
-
-    Attributes:
-        moved: variable of each tensor and worker, what is under way of it.
-        received: variable of each tensor, the mean that has come, equal on all workers.
-    """
-
-    def __init__(
-        self, optimizer: Any, kept: OptimizerState, variables: Sequence[keras.Variable]
-    ):
-        super().__init__(optimizer, kept, variables)
-        self.moved = [
-            PerWorkerVariable(t.shape, t.dtype.name, f"{_stem(t)}_moved", "mean")
-            for t in kept.tensors
-        ]
-        self.received = [
-            SharedVariable(np.zeros(t.shape), t.dtype.name, f"{_stem(t)}_received")
-            for t in kept.tensors
-        ]
-        self._parts = split_fragments([t.size for t in kept.tensors], optimizer.parts)
-        self._lane = optimizer.background
-        self._lane.work = self._exchange
-
-    def begin(self, rounds: RoundCounter) -> None:
-        """Take the anchor, if all workers have the same weights."""
-        self._lane.check()
-        averaging.update_anchor(self.anchor, self._variables, rounds.alike())
-
-    def receive(self, rounds: RoundCounter, ends: BoolOrTensor) -> None:
-        """Wait for what is under way, and move by it, if it is due.
-
-        Args:
-            rounds: rounds of the replicas.
-            ends: whether a round ends with this call.
-        """
-        due = rounds.is_due(self._optimizer.delay, ends)
-        conditions.cond_in_all_replicas(due, functools.partial(self._receive, rounds))
-
-    def end(self, rounds: RoundCounter) -> None:
-        """Begin an exchange, and count the round; in replica context."""
-        parts = range(len(self._parts))
-        launches = [functools.partial(self._begin, part, rounds) for part in parts]
-        conditions.switch_in_all_replicas(rounds.number % len(launches), launches)
-
-    def consensus(self, rounds: RoundCounter) -> None:
-        """Exchange all parts, and let all workers have what comes of it."""
-        self.receive(rounds, True)
-        for _ in self._parts:
-            self.end(rounds)
-            self._receive(rounds, alike=True)
-
-    # --- the beginning of an exchange ------------------------------------------------
-
-    def _begin(self, part: int, rounds: RoundCounter) -> None:
-        places, number = self._parts[part], rounds.number
-        variables, anchor = self._of(places)
-        moved = [
-            a.local() - tf.convert_to_tensor(v.value)
-            for a, v in zip(anchor, variables, strict=True)
-        ]
-        anew = self._inner.begin_anew_unless_finite(moved, self._kept.use_native)
-        self._return_if(anew)
-        self._inner.copy_weights(anew)
-        for place, away in zip(places, moved, strict=True):
-            kept = tf.where(anew, tf.zeros_like(away), away)
-            self.moved[place].assign(tf.cast(kept, self.moved[place].dtype))
-
-        def begin(_: Any, *values: Any) -> None:
-            self._lane.begin(part, values)
-
-        context = tf.distribute.get_replica_context()
-        context.merge_call(begin, args=(number, *moved))
-        rounds.count_round(anew, alike=False, under_way=True)
-
-    def _return_if(self, wanted: tf.Tensor) -> None:
-        """Let this replica have the anchor: its own weights, or its state, are lost."""
-        variables, anchor = self._variables, self.anchor
-
-        def back() -> tf.Tensor:
-            _assign(variables, [a.local() for a in anchor])
-            return tf.constant(True)
-
-        tf.cond(wanted, back, lambda: tf.constant(False))
-
-    def _exchange(self, part: int, number: tf.Tensor, *moved: tf.Tensor) -> None:
-        """Form the mean; in the background, in replica context."""
-        optimizer, made, places = self._optimizer, self._kept, self._parts[part]
-        variables, anchor = self._of(places)
-        # Of each part counted from 0: what takes turns would go by the part, else.
-        turn = number // len(self._parts)
-        step = implementations.start_step(
-            averaging.delta_inputs(optimizer, made, places, moved, turn)
-        )
-        asks = turn, optimizer.check_every, optimizer.on_divergence
-        check = divergence.create_check(self._strategy, anchor, *asks)
-        outcome, asked = optimizer.communicator.run(step, check)
-        if self.drift:
-            self.drift.measure(moved, optimizer.communicator, optimizer.seed, number)
-            asked += synchronizer.DISTANCE_BYTES
-        sums, nonfinite = outcome.decode()
-        for place, total in zip(places, sums, strict=True):
-            into = self.received[place]
-            into.assign(tf.cast(tf.reshape(total, into.shape), into.dtype))
-        metrics.count_step(
-            made.worker_state.counters,
-            entries=outcome.entries,
-            sent_bytes=outcome.sent_bytes + asked,
-            dense_bytes=metrics.dense_bytes(variables),
-            nonfinite=nonfinite,
-        )
-
-    # --- its end --------------------------------------------------------------------
-
-    def _receive(self, rounds: RoundCounter, alike: bool = False) -> None:
-        parts = range(len(self._parts))
-        arrivals = [
-            functools.partial(self._arrive, part, rounds, alike) for part in parts
-        ]
-        conditions.switch_in_all_replicas((rounds.number - 1) % len(arrivals), arrivals)
-
-    def _arrive(self, part: int, rounds: RoundCounter, alike: bool) -> None:
-        """Move anchor and worker by what has come; in replica context."""
-        context = tf.distribute.get_replica_context()
-        come = context.merge_call(lambda _: self._lane.wait())
-        places = self._parts[part]
-        variables, anchor = self._of(places)
-        with tf.control_dependencies([come]):
-            sums = [self.received[place].local() for place in places]
-        own = [tf.convert_to_tensor(v.value) for v in variables]
-        before = [a.local() for a in anchor]
-        with tf.control_dependencies([*own, *sums]):
-            _assign(variables, before)
-        rule = self._optimizer.outer_optimizer
-        outcome = StepOutcome(lambda: (sums, tf.constant(0)), 0, 0)
-        apply_update(rule, outcome, variables, self._kept.use_native)
-        if part + 1 < len(self._parts):
-            rule.iterations.assign_sub(1)  # one for all parts
-        after = [tf.convert_to_tensor(v.value) for v in variables]
-        if not alike:
-            lack = [
-                (b - a) + tf.cast(self.moved[place].local(), a.dtype)
-                for place, a, b in zip(places, before, after, strict=True)
-            ]
-            with tf.control_dependencies(after):
-                _assign(variables, [w + x for w, x in zip(own, lack, strict=True)])
-        for a, value in zip(anchor, after, strict=True):
-            a.assign(value)
-        rounds.count_arrival(alike)
-
-    def _of(self, places: Sequence[int]) -> tuple[list, list[SharedVariable]]:
-        """Return variables of the model, and their anchors."""
-        variables = self._variables
-        return [variables[p] for p in places], [self.anchor[p] for p in places]
-
-
-def _stem(tensor: Any) -> str:
-    return tensor.label.replace("/", "_")
-
-
-def _assign(variables: Sequence[keras.Variable], values: Sequence[tf.Tensor]) -> None:
-    """Assign this replica's own copies."""
-    for variable, value in zip(variables, values, strict=True):
-        tf.raw_ops.AssignVariableOp(resource=variable.value.handle, value=value)

@@ -1,38 +1,137 @@
-"""Endings: what workers do about each other when a round of local steps ends."""
+"""What all synchronizers share: the inner state's reset and the consensus distance."""
 
 import abc
 from collections.abc import Sequence
-from typing import Any
+from typing import TYPE_CHECKING
 
 import keras
 import numpy as np
 import tensorflow as tf
 
-from tf_dgc import clipping
-from tf_dgc._internals import keras_optimizers, keras_rules, optimizer_copies
-from tf_dgc.collectives.communicator import Communicator
+from tf_dgc import clipping, metrics
+from tf_dgc._internals import keras_rules, optimizer_copies
 from tf_dgc.collectives.requests import AllGather
 from tf_dgc.local.rounds import RoundCounter
 from tf_dgc.multiworker.worker_variables import ReplicaCopies, SharedVariable
 from tf_dgc.optimizers.state import OptimizerState
 
-# --- What an optimizer that steps alone remembers, and how a worker begins it anew.
+if TYPE_CHECKING:
+    from tf_dgc.local.optimizer import LocalOptimizer
+
+_SKETCH_SIZE = 1024  # estimates lengths to within 2 %
+DISTANCE_BYTES = 4 * _SKETCH_SIZE  # what a worker sends to measure it
+
+
+class Synchronizer(abc.ABC):
+    """Synchronizes the workers of an optimizer, built, at the end of each round.
+
+    Attributes:
+        anchor: one variable per model variable, equal on all workers; empty for
+            synchronizers without an anchor.
+        consensus_distance: variable of the largest L2 distance of a worker's weights
+            from the mean in the last round, equal on all workers; None unless it is
+            tracked.
+    """
+
+    def __init__(
+        self,
+        optimizer: "LocalOptimizer",
+        state: OptimizerState,
+        variables: Sequence[keras.Variable],
+    ):
+        self._optimizer, self._state, self._variables = optimizer, state, variables
+        self._strategy = tf.distribute.get_strategy()
+        self._inner_state = InnerState(
+            optimizer.inner_optimizer, variables, self._strategy
+        )
+        self.anchor: list[SharedVariable] = []
+        self.consensus_distance: SharedVariable | None = None
+        if optimizer.track_drift:
+            self.consensus_distance = SharedVariable(np.zeros(()), "float32", "drift")
+
+    @abc.abstractmethod
+    def start_round(self, rounds: RoundCounter) -> None:
+        """Prepare a round if one begins; called before each step in replica context."""
+
+    @abc.abstractmethod
+    def synchronize(self, rounds: RoundCounter) -> None:
+        """Exchange and count the round; in replica context."""
+
+    @abc.abstractmethod
+    def reach_consensus(self, rounds: RoundCounter) -> None:
+        """Synchronize so that all workers have the same weights; in replica context."""
+
+    @abc.abstractmethod
+    def consensus_weights(self, use: str) -> list[list[tf.Tensor]]:
+        """Return the weights that all workers agree on, outside of steps.
+
+        Args:
+            use: verb that says what they are for, for errors.
+
+        Returns:
+            Values of each variable, one per local replica.
+        """
+
+    def _count(
+        self,
+        entries: int | tf.Tensor,
+        sent_bytes: int | tf.Tensor,
+        variables: Sequence[keras.Variable],
+        nonfinite: int | tf.Tensor,
+    ) -> None:
+        counters = self._state.worker_state.counters
+        dense_bytes = metrics.dense_bytes(variables)
+        metrics.count_step(counters, entries, sent_bytes, dense_bytes, nonfinite)
+
+    def _measure_distance(
+        self, tensors: Sequence[tf.Tensor], round_number: tf.Tensor
+    ) -> int:
+        """Measure the consensus distance if it is tracked; return the bytes sent.
+
+        Workers exchange sketches of 4 kB: sums of entries with random signs, the same
+        on all workers. The expected squared length of a sketch is that of the whole
+        (Alon, Matias and Szegedy, STOC 1996).
+
+        Args:
+            tensors: parameter deltas of this worker, or its weights.
+            round_number: scalar int64.
+        """
+        if self.consensus_distance is None:
+            return 0
+        seed = tf.constant(self._optimizer.seed, tf.int64)
+        sketches = [
+            sketch(t, tf.stack([seed, round_number * len(tensors) + i]))
+            for i, t in enumerate(tensors)
+        ]
+        words = tf.bitcast(tf.add_n(sketches), tf.int32)
+        all_words = self._optimizer.communicator.answer(AllGather(words))
+        distance = largest_distance(tf.bitcast(all_words, tf.float32))
+        self.consensus_distance.assign(distance)
+        return DISTANCE_BYTES
+
+
+def assign_weights(
+    variables: Sequence[keras.Variable], values: Sequence[tf.Tensor]
+) -> None:
+    """Assign this replica's copies of model variables; in replica context."""
+    for variable, value in zip(variables, values, strict=True):
+        tf.raw_ops.AssignVariableOp(resource=variable.value.handle, value=value)
 
 
 class InnerState:
-    """Slots of the inner optimizer: momentum, second moments, waiting gradients.
+    """Slots of the inner optimizer: momentum, second moments, accumulated gradients.
 
-    Iterations and the learning rate are not among them, as schedules go by these; but
-    bias corrections go by the age of the slots (`_internals/keras_rules.py`).
+    Iterations and learning rate are not among them, as schedules depend on these; bias
+    corrections use the age of the slots (`_internals/keras_rules.py`).
 
     Args:
-        optimizer: inner optimizer, built, before its first step. Its slots begin with
-            one number each, or as copies of the weights, as those of Keras do.
+        optimizer: inner optimizer, built, before its first step.
         variables: variables of the model.
         strategy: strategy under which it was built.
 
     Raises:
-        ValueError: for slots that begin in another way.
+        ValueError: for slots that start neither with one number each, nor as copies of
+            the weights, as all of Keras's slots do.
     """
 
     def __init__(
@@ -42,87 +141,92 @@ class InnerState:
         strategy: tf.distribute.Strategy,
     ):
         self._optimizer, self._strategy = optimizer, strategy
-        scalars = optimizer.iterations, optimizer.learning_rate
-        apart = {id(v) for v in scalars}
-        slots = [
+        scalars = {id(optimizer.iterations), id(optimizer.learning_rate)}
+        self._slots = [
             v
             for v in optimizer.variables
-            if id(v) not in apart
+            if id(v) not in scalars
             and tf.as_dtype(v.dtype).is_floating
             and optimizer_copies.was_added_by(optimizer, v)
         ]
-        self._slots = slots
-        self._copies = self._find_copies(variables)
-        copied = {id(slot) for slot, _ in self._copies}
-        others = [slot for slot in slots if id(slot) not in copied]
-        self._first = [(slot, self._number_of(slot)) for slot in others]
+        self._weight_copies = self._find_weight_copies(variables)
+        copies = {id(slot) for slot, _ in self._weight_copies}
+        self._initial_numbers = [
+            (slot, self._initial_number(slot))
+            for slot in self._slots
+            if id(slot) not in copies
+        ]
 
-    def begin_anew_unless_finite(
-        self, moved: Sequence[tf.Tensor], use_native: bool
+    def reset_if_nonfinite(
+        self, tensors: Sequence[tf.Tensor], use_native: bool
     ) -> tf.Tensor:
-        """Let this replica forget its state if that, or its weights, hold NaN or Inf.
+        """Reset this replica's slots if they, or `tensors`, hold NaN or Inf.
 
-        Call it in replica context, on the replica's own copies; and behind it, when the
-        replica has the weights it goes on with, `copy_weights`.
+        Call it in replica context; call `copy_weights` afterwards, when the replica has
+        the weights with which it continues.
 
         Args:
-            moved: distance of its weights from where they were, of each tensor.
+            tensors: weights or parameter deltas of this replica.
             use_native: whether all workers have the native operations.
 
         Returns:
-            Whether it did, scalar bool.
+            Whether the slots were reset, scalar bool.
         """
-        kept = [tf.convert_to_tensor(v.value) for v in self._slots]
+        slots = [tf.convert_to_tensor(v.value) for v in self._slots]
 
-        def begin_anew() -> tf.Tensor:
-            for slot, first in self._first:
-                slot.assign(tf.fill(slot.shape, tf.cast(first, slot.dtype)))
+        def reset() -> tf.Tensor:
+            for slot, number in self._initial_numbers:
+                slot.assign(tf.fill(slot.shape, tf.cast(number, slot.dtype)))
             keras_rules.reset_state(self._optimizer)
             return tf.constant(True)
 
-        finite = clipping.all_finite([*moved, *kept], use_native)
-        return tf.cond(finite, lambda: tf.constant(False), begin_anew)
+        finite = clipping.all_finite([*tensors, *slots], use_native)
+        return tf.cond(finite, lambda: tf.constant(False), reset)
 
-    def copy_weights(self, wanted: tf.Tensor) -> None:
-        """Let slots that begin as copies of weights be that; in replica context.
+    def copy_weights(self, was_reset: tf.Tensor) -> None:
+        """After a reset, set slots that start as copies of the weights.
 
         Args:
-            wanted: whether to do so, scalar bool, as `begin_anew_unless_finite` said.
+            was_reset: result of `reset_if_nonfinite`.
         """
-        if not self._copies:
+        if not self._weight_copies:
             return
 
         def copy() -> tf.Tensor:
-            for slot, variable in self._copies:
+            for slot, variable in self._weight_copies:
                 slot.assign(tf.cast(tf.convert_to_tensor(variable.value), slot.dtype))
             return tf.constant(True)
 
-        tf.cond(wanted, copy, lambda: tf.constant(False))
+        tf.cond(was_reset, copy, lambda: tf.constant(False))
 
-    def _find_copies(
+    def _find_weight_copies(
         self, variables: Sequence[keras.Variable]
     ) -> list[tuple[keras.Variable, keras.Variable]]:
-        """Return the slots that begin as copies of weights, and whose they are."""
+        """Return the slots that start as copies of weights, each with its variable."""
         weights = [self._read(v) for v in variables]
 
         def are_copies(slots: list[keras.Variable]) -> bool:
-            pairs = list(zip(map(self._read, slots), weights, strict=True))
-            some = any(not _is_one_number(value) for value, _ in pairs)
-            return some and all(np.array_equal(value, w) for value, w in pairs)
+            values = [self._read(slot) for slot in slots]
+            return not all(map(_is_constant, values)) and all(
+                map(np.array_equal, values, weights)
+            )
 
-        lists = keras_rules.lists_of_slots(self._optimizer, len(variables))
-        copied = [slots for slots in lists if are_copies(slots)]
-        return [pair for slots in copied for pair in zip(slots, variables, strict=True)]
+        return [
+            pair
+            for slots in keras_rules.lists_of_slots(self._optimizer, len(variables))
+            if are_copies(slots)
+            for pair in zip(slots, variables, strict=True)
+        ]
 
-    def _number_of(self, slot: keras.Variable) -> float:
+    def _initial_number(self, slot: keras.Variable) -> float:
         values = self._read(slot)
-        if not _is_one_number(values):
+        if not _is_constant(values):
             raise ValueError(
-                "A worker whose inner state is lost begins with a new one, so what the "
-                "inner optimizer remembers must begin with one number per variable, or "
-                "as copies of the model's variables. Pass another. Received: "
-                f"{type(self._optimizer).__name__}, of which {slot.path} begins "
-                "with others"
+                "A worker that loses its inner state resets it, so each variable of "
+                "the inner optimizer must begin with one number per variable, or as a "
+                "copy of the model's variable. Pass another optimizer. Received: "
+                f"{type(self._optimizer).__name__}, whose {slot.path} begins with "
+                "other values"
             )
         return float(values.reshape(-1)[0]) if values.size else 0.0
 
@@ -131,56 +235,11 @@ class InnerState:
             return ReplicaCopies(self._strategy, variable.value).local[0].numpy()
 
 
-def _is_one_number(values: np.ndarray) -> bool:
+def _is_constant(values: np.ndarray) -> bool:
     return values.size == 0 or bool(np.all(values == values.reshape(-1)[0]))
 
 
-# --- Drift: how far the workers are from each other as a round ends.
-
-_WIDTH = 1024  # numbers of a sketch: lengths are right to 2 %
-DISTANCE_BYTES = 4 * _WIDTH
-
-
-class ConsensusDistance:
-    """Measures the largest distance of a worker's weights from the mean of all.
-
-    Workers exchange sketches of what they moved, 4 kB of whatever model: sums of its
-    entries with random signs, the same on all, of which the expected squared length is
-    that of the whole (Alon, Matias and Szegedy, STOC 1996).
-
-    Attributes:
-        variable: variable of the distance in the last round, equal on all workers.
-    """
-
-    def __init__(self) -> None:
-        self.variable = SharedVariable(np.zeros(()), "float32", "drift")
-
-    def measure(
-        self,
-        moved: Sequence[tf.Tensor],
-        communicator: Communicator,
-        seed: int,
-        number: tf.Tensor,
-    ) -> None:
-        """Measure it anew, by one collective of all; in replica context.
-
-        Args:
-            moved: distance of this worker from where all began, of each tensor.
-            communicator: communicator of all workers.
-            seed: seed of the signs.
-            number: number of the round, scalar int64.
-        """
-        seeds = [
-            tf.stack([tf.constant(seed, tf.int64), number * len(moved) + i])
-            for i in range(len(moved))
-        ]
-        parts = [sketch_distance(m, s) for m, s in zip(moved, seeds, strict=True)]
-        words = tf.bitcast(tf.add_n(parts), tf.int32)
-        everyone = communicator.answer(AllGather(words))
-        self.variable.assign(largest_distance(tf.bitcast(everyone, tf.float32)))
-
-
-def sketch_distance(values: tf.Tensor, seed: tf.Tensor) -> tf.Tensor:
+def sketch(values: tf.Tensor, seed: tf.Tensor) -> tf.Tensor:
     """Return sums of entries with random signs, float32 `[1024]`.
 
     Args:
@@ -195,71 +254,19 @@ def sketch_distance(values: tf.Tensor, seed: tf.Tensor) -> tf.Tensor:
     shifted = tf.bitwise.right_shift(bits[:, tf.newaxis], tf.range(32))
     odd = tf.bitwise.bitwise_and(tf.reshape(shifted, [-1])[:size], 1)
     signed = tf.where(tf.equal(odd, 1), flat, -flat)
-    rows = tf.reshape(tf.pad(signed, [[0, -size % _WIDTH]]), [-1, _WIDTH])
+    rows = tf.reshape(tf.pad(signed, [[0, -size % _SKETCH_SIZE]]), [-1, _SKETCH_SIZE])
     return tf.reduce_sum(rows, axis=0)
 
 
 def largest_distance(points: tf.Tensor) -> tf.Tensor:
-    """Return the largest distance from the mean, of points that are finite.
+    """Return the largest distance of a finite point from the mean of these.
 
     Args:
-        points: point of each worker, float32 `[num_workers, n]`.
+        points: one point per worker, float32 `[num_workers, n]`.
     """
     finite = tf.reduce_all(tf.math.is_finite(points), axis=1, keepdims=True)
-    known = tf.where(finite, points, tf.zeros_like(points))
-    number = tf.reduce_sum(tf.cast(finite, points.dtype))
-    mean = tf.reduce_sum(known, axis=0) / tf.maximum(number, 1.0)
-    distances = tf.norm(tf.where(finite, known - mean, 0.0), axis=1)
+    finite_points = tf.where(finite, points, tf.zeros_like(points))
+    count = tf.reduce_sum(tf.cast(finite, points.dtype))
+    mean = tf.reduce_sum(finite_points, axis=0) / tf.maximum(count, 1.0)
+    distances = tf.norm(tf.where(finite, finite_points - mean, 0.0), axis=1)
     return tf.reduce_max(distances)
-
-
-class Synchronizer(abc.ABC):
-    """Begins rounds, and ends them by an exchange.
-
-    Args:
-        optimizer: `LocalOptimizer` whose rounds they are, its inner optimizer built.
-        kept: variables that it keeps.
-        variables: variables of the model.
-
-    Attributes:
-        anchor: variable of each variable of the model, the same on all workers; none
-            where there is no such thing.
-        drift: measure of how far the workers are apart; None unless it is tracked.
-    """
-
-    def __init__(
-        self, optimizer: Any, kept: OptimizerState, variables: Sequence[keras.Variable]
-    ):
-        self._optimizer, self._kept = optimizer, kept
-        self._strategy = tf.distribute.get_strategy()
-        inner = optimizer.inner_optimizer
-        self._inner = InnerState(inner, variables, self._strategy)
-        self.anchor: list[SharedVariable] = []
-        self.drift = ConsensusDistance() if optimizer.track_drift else None
-
-    @property
-    def _variables(self) -> list[keras.Variable]:
-        return keras_optimizers.trainable_variables(self._optimizer)
-
-    @abc.abstractmethod
-    def begin(self, rounds: RoundCounter) -> None:
-        """Do what is due before a step; in replica context."""
-
-    @abc.abstractmethod
-    def end(self, rounds: RoundCounter) -> None:
-        """Exchange, and count the round; in replica context."""
-
-    @abc.abstractmethod
-    def consensus(self, rounds: RoundCounter) -> None:
-        """Do the same as `end`, and leave all workers alike."""
-
-    @abc.abstractmethod
-    def agreed(self, what: str) -> list[list[tf.Tensor]]:
-        """Return what all workers have alike, outside of steps.
-
-        Args:
-            what: name of the use, for errors.
-
-        Returns:
-            Values of each variable, one per local replica.
-        """

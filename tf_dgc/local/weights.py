@@ -1,4 +1,4 @@
-"""What is read and saved of workers that have weights of their own for a while."""
+"""Reading, saving and restoring weights that differ between workers."""
 
 import contextlib
 from collections.abc import Iterator, Sequence
@@ -18,182 +18,144 @@ from tf_dgc.multiworker.worker_variables import ReplicaCopies
 from tf_dgc.optimizers import validation
 from tf_dgc.optimizers.collective import CollectiveOptimizer
 
-# --- Weights that are shown in place of those that a worker trains.
-
-
-class SwappedWeights:
-    """Lets variables of the model have other values for a while; outside of steps.
-
-    Values change hands and are not copied, so that it takes no memory.
-
-    Args:
-        strategy: strategy of the variables.
-        variables: variables of the model, of no aggregation.
-
-    Attributes:
-        hidden: values of the variables meanwhile, by the variable's id, one per local
-            replica; empty if nothing is shown.
-    """
-
-    def __init__(
-        self, strategy: tf.distribute.Strategy, variables: Sequence[keras.Variable]
-    ):
-        self._strategy, self._variables = strategy, variables
-        self.hidden: dict[int, list[tf.Tensor]] = {}
-
-    @contextlib.contextmanager
-    def instead(self, values: Sequence[Sequence[tf.Tensor]]) -> Iterator[None]:
-        """Show values until the end of the context, whatever ends it.
-
-        Args:
-            values: values of each variable, one per local replica.
-        """
-        copies = [ReplicaCopies(self._strategy, v.value).local for v in self._variables]
-        hidden = [[c.read_value() for c in replicas] for replicas in copies]
-        names = map(id, self._variables)
-        self.hidden = dict(zip(names, hidden, strict=True))
-        try:
-            _assign(copies, values)
-            yield
-        finally:
-            _assign(copies, hidden)
-            self.hidden = {}
-
-
-def _assign(
-    copies: Sequence[Sequence[tf.Variable]], values: Sequence[Sequence[tf.Tensor]]
-) -> None:
-    for replicas, given in zip(copies, values, strict=True):
-        for copy, value in zip(replicas, given, strict=True):
-            copy.assign(value)
-
 
 class LocalWeightsOptimizer(CollectiveOptimizer):
-    """An optimizer between whose exchanges every worker goes a way of its own."""
+    """Base class of optimizers whose workers have different weights for a while."""
 
     steps_locally = True
-    background: BackgroundReduction | None = (
-        None  # where means are formed, if that is delayed
-    )
-    loads = 0  # how often a state was loaded, with weights of each worker
+    background: BackgroundReduction | None = None  # computes delayed means
+    loads = 0  # number of loaded states that hold the weights of each worker
 
     _progress: keras.Variable | None = None
     _rounds: RoundCounter | None = None
-    _shown: SwappedWeights | None = None
+    _swapped_weights: "SwappedWeights | None" = None
     _synchronizer: Synchronizer | None = None
+
+    # Public.
 
     @property
     def skipped(self) -> int:
-        """Steps that this worker left out, as its gradient held NaN or Inf."""
+        """Steps that this worker skipped because its gradient held NaN or Inf."""
         return self._rounds.skipped if self._rounds else 0
 
     @property
     def resets(self) -> int:
-        """Rounds after which this worker began with an inner state like a new one."""
+        """Rounds after which this worker reset its inner state after NaN or Inf."""
         return self._rounds.resets if self._rounds else 0
 
     @property
     def drift(self) -> float | None:
-        """Largest distance of a worker's weights from the mean, by `track_drift`.
+        """Largest L2 distance of a worker's weights from the mean in the last round.
 
-        As the last round ended, the same on all workers, right to a few per cent; None
-        unless it is tracked.
+        Equal on all workers, accurate to a few percent; None without `track_drift`.
         """
-        found = self._synchronizer.drift if self._synchronizer else None
-        return None if found is None else float(found.variable.numpy())
+        if self._synchronizer is None or self._synchronizer.consensus_distance is None:
+            return None
+        return float(self._synchronizer.consensus_distance.numpy())
 
     def consensus(self) -> None:
-        """End the round now: exchange, if workers differ.
+        """End the round now, so that all workers have the same weights.
 
-        Call it on every worker, outside of steps, for example before saving what is to
-        be used without this optimizer. All then have the same weights.
+        Call it on every worker, outside of steps, for example before saving a model
+        that will be used without this optimizer. Does nothing if the weights are the
+        same already.
 
         Raises:
-            RuntimeError: if a worker does not come within `TF_DGC_TIMEOUT` seconds;
+            RuntimeError: if a worker does not call it within `TF_DGC_TIMEOUT` seconds;
                 and within `agreed()`.
         """
-        self.refuse_while_shown("come to a consensus")
-        if self._rounds is None or not self._rounds.apart:
+        self.check_not_swapped("come to a consensus")
+        rounds = self._rounds
+        if rounds is None or not rounds.calls_since_consensus:
             return
         wait_for_workers(self._strategy, "come to a consensus")
-        ending, rounds = cast(Synchronizer, self._synchronizer), self._rounds
-        self._strategy.run(lambda: ending.consensus(rounds))
+        synchronizer = cast(Synchronizer, self._synchronizer)
+        self._strategy.run(lambda: synchronizer.reach_consensus(rounds))
 
     @contextlib.contextmanager
     def agreed(self, what: str = "look at") -> Iterator[None]:
-        """Let the model have what all workers have alike, and then its own again.
+        """Give the model the weights that all workers agree on, within the context.
 
-        That is the anchor, which every worker holds, so nobody is contacted. Call it
-        outside of steps. `evaluate`, `predict`, `save`, and callbacks that save do
-        so by themselves. Where workers do not differ, as at a consensus and with one
-        worker, nothing is changed.
+        These are the anchor, which every worker holds, so no worker is contacted. Call
+        it outside of steps. `evaluate`, `predict`, `save`, and callbacks that save do
+        so by themselves. Does nothing where workers do not differ: after a consensus,
+        and with one worker.
 
         Workers that gossip have no anchor. Evaluations, saves and callbacks of `fit`
-        that get weights, which all workers take part in, see the mean of their weights,
-        which is a collective as large as the model; all else is refused until
-        `consensus()`.
+        that get weights, in which all workers take part, use the mean of the weights,
+        by a collective as large as the model. Other uses raise an error until
+        `consensus()` is called.
 
         >>> with optimizer.agreed():
         ...     outputs = model(x)
 
         Args:
-            what: verb of what it is for, for errors.
+            what: verb that says what the weights are for, for errors.
         """
-        if self._shown is None or self._shown.hidden or not self._differs():
+        swapped, synchronizer = self._swapped_weights, self._synchronizer
+        if (
+            swapped is None
+            or synchronizer is None
+            or swapped.own_values
+            or not self._weights_differ()
+        ):
             yield
             return
-        with self._shown.instead(self._synchronizer.agreed(what)):  # type: ignore[union-attr]
+        with swapped.swap(synchronizer.consensus_weights(what)):
             yield
 
-    def refuse_while_shown(self, what: str) -> None:
-        """Raise `RuntimeError` within `agreed()`, whose end would undo it.
-
-        Args:
-            what: verb of what is refused, for the error.
-        """
-        if self.is_shown:
-            raise RuntimeError(
-                f"To {what} would be lost here: the model has the weights that all "
-                "workers agree on, as within `optimizer.agreed()` and while it is "
-                "evaluated or saved, and gets its own again behind that. Do it then."
-            )
-
-    def weights_were_set(self) -> None:
-        """Begin a round, as all workers have been given the same weights.
-
-        What is under way is waited for, and counts for nothing.
-        """
-        self._drop_what_is_under_way()
-        if self._rounds is not None:
-            self._rounds.begin_anew()
+    # For training loops and models, `multiworker/consensus_weights.py`.
 
     @property
-    def is_shown(self) -> bool:
-        """Whether the model has what all workers have alike, as within `agreed()`."""
-        return self._shown is not None and bool(self._shown.hidden)
+    def is_swapped(self) -> bool:
+        """Whether the model has the consensus weights now, as within `agreed()`."""
+        return bool(self._swapped_weights and self._swapped_weights.own_values)
 
-    def trains_some(self, variables: Sequence[keras.Variable]) -> bool:
-        """Whether this optimizer trains one of these variables, or more."""
-        return not self._trained.isdisjoint(map(id, variables))
+    def check_not_swapped(self, what: str) -> None:
+        """Raise `RuntimeError` within `agreed()`, whose end would undo a change.
+
+        Args:
+            what: verb that says what is about to be done.
+        """
+        if self.is_swapped:
+            raise RuntimeError(
+                f"To {what} would be lost here: the model has the consensus weights, "
+                "as within `optimizer.agreed()` and while it is evaluated or saved, "
+                "and gets its own weights back afterwards. Do it then."
+            )
+
+    def restart_round(self) -> None:
+        """Begin a round, after all workers set the same weights.
+
+        Waits for a mean that is being computed, and discards it.
+        """
+        self._discard_pending_mean()
+        if self._rounds is not None:
+            self._rounds.restart()
+
+    def trains_any(self, variables: Sequence[keras.Variable]) -> bool:
+        """Whether this optimizer trains at least one of these variables."""
+        return not self._trained_ids.isdisjoint(map(id, variables))
 
     def trains_only(self, variables: Sequence[keras.Variable]) -> bool:
         """Whether this optimizer trains no other variables than these."""
-        return self._trained.issubset(map(id, variables))
+        return self._trained_ids.issubset(map(id, variables))
 
     @property
-    def _trained(self) -> set[int]:
+    def _trained_ids(self) -> set[int]:
         return {id(v) for v in self._trainable_variables}
 
-    def _differs(self) -> bool:
-        """Whether this worker has weights that others may not have."""
+    def _weights_differ(self) -> bool:
+        """Whether this worker may have other weights than other workers."""
         several = self._strategy.num_replicas_in_sync > 1
-        return several and self._rounds is not None and self._rounds.apart > 0
+        rounds = self._rounds
+        return several and rounds is not None and rounds.calls_since_consensus > 0
 
-    # --- saving ---------------------------------------------------------------------
+    # Saving.
 
     @property
     def differing_variables(self) -> list[keras.Variable]:
-        """Variables of which each worker has a value of its own, and saves it."""
+        """Variables whose value differs between workers, so that each saves its own."""
         if self._progress is None:
             return []
         inner = self.inner_optimizer.variables
@@ -210,13 +172,14 @@ class LocalWeightsOptimizer(CollectiveOptimizer):
             save_hooks.closed_last() is not None
             and not worker_parts.part_being_written()
         ):
-            self._check_agreed()
-        if self.background:  # what has come is saved, and applied when it is due
+            self._check_saves_consensus()
+        if self.background:  # the mean is saved, and applied when it is due
             self.background.finish()
         super().save_own_variables(store)
 
-    def _check_agreed(self) -> None:
-        validation.check_consensus(self, self.is_shown or not self._differs())
+    def _check_saves_consensus(self) -> None:
+        consensus = self.is_swapped or not self._weights_differ()
+        validation.check_consensus(self, consensus)
 
     def load_own_variables(self, store: Any) -> None:
         """Load the state of all workers, and their weights: see `CollectiveOptimizer`.
@@ -224,66 +187,118 @@ class LocalWeightsOptimizer(CollectiveOptimizer):
         Raises:
             RuntimeError: within `agreed()`; and as other optimizers.
         """
-        self.refuse_while_shown("load the optimizer's state")
-        self._drop_what_is_under_way()
+        self.check_not_swapped("load the optimizer's state")
+        self._discard_pending_mean()
         super().load_own_variables(store)
-        if self._is_loaded:  # else a round begins, with the model's weights
+        if self._is_loaded:  # otherwise a round begins with the model's weights
             self.loads += 1
 
     def set_weights(self, weights: Sequence[np.ndarray]) -> None:
-        """Set all of `variables`: see `CollectiveOptimizer`."""
-        self._drop_what_is_under_way()
+        """Set all of `variables`: see `OptimizerWrapper`."""
+        self._discard_pending_mean()
         super().set_weights(weights)
 
     def in_restoring(self) -> None:
-        """Let nothing that is under way come behind what a checkpoint restores."""
-        self._drop_what_is_under_way()
+        """Discard a pending mean, so that it does not change what is restored."""
+        self._discard_pending_mean()
 
-    def _drop_what_is_under_way(self) -> None:
+    def _discard_pending_mean(self) -> None:
         if self.background:
             self.background.finish()
             self.background.forget()
 
     def restore_copies(self, copies: ReplicaCopies, values: np.ndarray) -> None:
-        """Restore what each worker has of a variable: see `CollectiveOptimizer`.
+        """Restore each worker's value of a variable: see `OptimizerWrapper`.
 
         Raises:
-            ValueError: for whole numbers of the inner optimizer, other than counts, of
-                which another number of workers would need a mean.
+            ValueError: for integers of the inner optimizer, other than counts, if the
+                number of workers differs: the mean of them is not defined.
         """
-        own = copies.local[0]
+        variable = copies.local[0]
         counts = keras_rules.counts_age(self.inner_optimizer)
-        known = [ReplicaCopies(self._strategy, v.value).local[0] for v in counts]
         if self._progress is not None:
-            known.append(ReplicaCopies(self._strategy, self._progress.value).local[0])
-        whole = not own.dtype.is_floating and not any(own is count for count in known)
-        as_many = len(values) == self._strategy.num_replicas_in_sync
-        if whole and not as_many and np.any(values != values[:1]):
+            counts = [*counts, self._progress]
+        is_count = any(
+            variable is ReplicaCopies(self._strategy, v.value).local[0] for v in counts
+        )
+        if (
+            not variable.dtype.is_floating
+            and not is_count
+            and len(values) != self._strategy.num_replicas_in_sync
+            and np.any(values != values[:1])
+        ):
             raise ValueError(
-                f"Another number of workers begins with means, and {own.name!r} of the "
-                f"inner optimizer, of dtype {own.dtype.name}, has none. Load with as "
-                "many workers as saved it, or load the model's weights alone. "
-                f"Received: values of {len(values)} workers that differ"
+                "With another number of workers, each begins with the mean of what was "
+                f"saved, and {variable.name!r} of the inner optimizer, of dtype "
+                f"{variable.dtype.name}, has none. Load with as many workers as saved "
+                "it, or load the model's weights alone. Received: different values "
+                f"of {len(values)} workers"
             )
         super().restore_copies(copies, values)
 
     def _copies_of(self, variable: keras.Variable) -> ReplicaCopies:
-        hidden = self._shown.hidden.get(id(variable)) if self._shown else None
-        return ReplicaCopies(self._strategy, variable.value, hidden)
+        swapped = self._swapped_weights
+        own_values = swapped.own_values.get(id(variable)) if swapped else None
+        return ReplicaCopies(self._strategy, variable.value, own_values)
 
     def in_checkpoint(self) -> None:
-        """Refuse `tf.train.Checkpoint`, which has one worker's weights of several."""
+        """Refuse `tf.train.Checkpoint` with several workers: it saves one's weights."""
         if save_hooks.is_checkpointing():
-            number = self._strategy.num_replicas_in_sync
-            validation.check_one_worker(self, number)
+            validation.check_one_worker(self, self._strategy.num_replicas_in_sync)
             if self.background:
                 self.background.finish()
 
     def in_saved_model(self) -> None:
         """Refuse a SavedModel of one worker's weights."""
-        self._check_agreed()
+        self._check_saves_consensus()
 
     def in_hdf5(self) -> None:
-        """Refuse a model as HDF5, of one worker's weights, when the config is read."""
+        """Refuse an HDF5 file of one worker's weights; called to read the config."""
         if save_hooks.is_saving_hdf5():
-            self._check_agreed()
+            self._check_saves_consensus()
+
+
+class SwappedWeights:
+    """Gives model variables other values for a while; outside of steps.
+
+    Values are exchanged rather than copied, so this takes no memory.
+
+    Args:
+        strategy: strategy of the variables.
+        variables: variables of the model, without aggregation.
+
+    Attributes:
+        own_values: the variables' own values meanwhile, by the variable's id, one per
+            local replica; empty if nothing is swapped.
+    """
+
+    def __init__(
+        self, strategy: tf.distribute.Strategy, variables: Sequence[keras.Variable]
+    ):
+        self._strategy, self._variables = strategy, variables
+        self.own_values: dict[int, list[tf.Tensor]] = {}
+
+    @contextlib.contextmanager
+    def swap(self, values: Sequence[Sequence[tf.Tensor]]) -> Iterator[None]:
+        """Set other values until the context ends, also by an exception.
+
+        Args:
+            values: values of each variable, one per local replica.
+        """
+        copies = [ReplicaCopies(self._strategy, v.value).local for v in self._variables]
+        own_values = [[c.read_value() for c in replicas] for replicas in copies]
+        self.own_values = dict(zip(map(id, self._variables), own_values, strict=True))
+        try:
+            _assign(copies, values)
+            yield
+        finally:
+            _assign(copies, own_values)
+            self.own_values = {}
+
+
+def _assign(
+    copies: Sequence[Sequence[tf.Variable]], values: Sequence[Sequence[tf.Tensor]]
+) -> None:
+    for replicas, replica_values in zip(copies, values, strict=True):
+        for copy, value in zip(replicas, replica_values, strict=True):
+            copy.assign(value)

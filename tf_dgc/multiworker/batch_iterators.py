@@ -1,13 +1,14 @@
-"""Data sets of Keras's loops, whose iterators end in threads of their own.
+"""Data sets of Keras's loops, whose iterators are destroyed in separate threads.
 
-When the last reference to an iterator of `tf.data` goes, TensorFlow ends the iterator's
-threads and waits for them: for the batch that a Python generator is making, and for the
-thread that tunes the pipeline. That one may miss the notification, as
-`CancellationManager` notifies before it sets its flag, and then sleeps for up to a
-minute (`Model::OptimizeLoop`). Python drops references anywhere, also while it collects
-garbage within some thread, and the other workers would wait meanwhile.
+When the last reference to an iterator of `tf.data` is dropped, TensorFlow ends the
+iterator's threads and waits for them: for the batch that a Python generator is
+producing, and for the thread that tunes the pipeline. The latter may miss the
+notification, because `CancellationManager` notifies before it sets its flag, and then
+sleeps for up to a minute (`Model::OptimizeLoop`). Python may drop references anywhere,
+also in a garbage collection, and the other workers would wait meanwhile.
 
-So a loop gets a `BatchIterator`, which alone refers to TensorFlow's iterator.
+So a loop gets a `BatchIterator`, which holds the only reference to TensorFlow's
+iterator.
 """
 
 import _thread
@@ -23,19 +24,16 @@ from tf_dgc._internals import keras_trainer
 
 T = TypeVar("T")
 _WAIT_SECONDS = 5.0
-# Longer than TensorFlow's tuning thread sleeps. A thread that returns from TensorFlow
+# More than TensorFlow's tuning thread sleeps. A thread that returns from TensorFlow
 # while the interpreter ends aborts the process.
 _EXIT_SECONDS = 65.0
 
 
 class DistributedBatches:
-    """A distributed data set, as a loop of Keras iterates over it.
-
-    Args:
-        dataset: `tf.distribute.DistributedDataset`.
+    """A `tf.distribute.DistributedDataset` that a loop of Keras iterates over.
 
     Attributes:
-        loop: loop that iterates over it; None before it begins, and for `predict`.
+        loop: the loop; None before it begins, and for `predict`.
     """
 
     def __init__(self, dataset: Any):
@@ -45,7 +43,7 @@ class DistributedBatches:
 
     @property
     def element_spec(self) -> Any:
-        """Structure of the `tf.TypeSpec` of a batch of all local replicas."""
+        """Structure of the `tf.TypeSpec`s of a batch of all local replicas."""
         return self._dataset.element_spec
 
     @property
@@ -54,7 +52,7 @@ class DistributedBatches:
         return bool(self._dataset.cardinality == tf.data.INFINITE_CARDINALITY)
 
     def peek(self) -> Any:
-        """Return the first batch, which the next iterator yields all the same."""
+        """Return the first batch; the next iterator yields it as well."""
         if self._first is None:
             self._first = BatchIterator(self, iter(self._dataset))
         return self._first.peek()
@@ -67,17 +65,12 @@ class DistributedBatches:
 class BatchIterator:
     """An iterator over the batches of a distributed data set.
 
-    Args:
-        batches: data set that it is of.
-        iterator: TensorFlow's iterator, to which nobody else keeps a reference.
-
-    Attributes:
-        batches: data set that it is of.
+    Nothing else may keep a reference to `iterator`, TensorFlow's iterator.
     """
 
     def __init__(self, batches: DistributedBatches, iterator: Any):
         self.batches = batches
-        self._drawn: list[Any] = []  # by `peek`, not yet yielded
+        self._peeked: list[Any] = []  # batches that are not yet yielded
         # The only reference to the iterator is in this list, which a thread clears.
         self._holder = [iterator]
         weakref.finalize(self, _release, self._holder).atexit = False
@@ -86,27 +79,23 @@ class BatchIterator:
         return self
 
     def __next__(self) -> Any:
-        if self._drawn:
-            return self._drawn.pop()
+        if self._peeked:
+            return self._peeked.pop()
         return self._run(next)
 
     def peek(self) -> Any:
-        """Return the next batch, which stays the next one."""
-        if not self._drawn:
-            self._drawn.append(self._run(next))
-        return self._drawn[0]
+        """Return the next batch without consuming it."""
+        if not self._peeked:
+            self._peeked.append(self._run(next))
+        return self._peeked[0]
 
     def run(self, function: Callable[[Any], T]) -> T:
-        """Call a function of Keras's trainer with batches to draw from.
+        """Call a function of Keras's trainer with an iterator.
 
-        Args:
-            function: function of an iterator: TensorFlow's, or this one while it has
-                a batch that `peek` drew.
-
-        Raises:
-            StopIteration: if there is no batch left.
+        That is TensorFlow's iterator, or this one if it has a batch that `peek` drew.
+        Raises `StopIteration` if there is no batch left.
         """
-        return function(self) if self._drawn else self._run(function)
+        return function(self) if self._peeked else self._run(function)
 
     def _run(self, function: Callable[[Any], T]) -> T:
         if self._holder:
@@ -118,7 +107,7 @@ class BatchIterator:
                 if error.__suppress_context__:  # its frames refer to the iterator
                     error.__context__ = None
                 raise
-            # Only now: the error's frames referred to the iterator.
+            # Not before: the error's frames referred to the iterator.
             self.release()
         raise StopIteration
 
@@ -128,42 +117,37 @@ class BatchIterator:
         _release(holder)
 
 
-_ending: set[int] = set()
+_ending: set[int] = set()  # ids of lists that are being cleared
 _changed = threading.Condition()
+_leaked: list[list[Any]] = []  # iterators that the end of the process destroys
 
 
 def _release(holder: list[Any]) -> None:
-    """Drop what a list refers to, in a thread.
+    """Clear a list in a thread.
 
-    Destructors call this, in any thread and within any code: it takes no lock.
+    Destructors call this, in any thread and within any code, so it takes no lock.
     """
     if not holder:
         return
     _ending.add(id(holder))
     try:
         _thread.start_new_thread(_clear, (holder,))
-    except RuntimeError:  # the interpreter ends: let the process end it
+    except RuntimeError:  # the interpreter ends
         _ending.discard(id(holder))
-        _left.append(holder[:])
-
-
-_left: list[list[Any]] = []
+        _leaked.append(holder[:])
 
 
 def _clear(holder: list[Any]) -> None:
-    holder.clear()  # which waits without Python's lock
+    holder.clear()  # waits without holding Python's lock
     _ending.discard(id(holder))
     with _changed:
         _changed.notify_all()
 
 
 def wait_for_released(seconds: float = _WAIT_SECONDS) -> bool:
-    """Wait until iterators that were released have ended, for some seconds at most.
+    """Wait until released iterators have ended; return whether they have.
 
-    Until then a Python generator may be making a batch for one of them.
-
-    Returns:
-        Whether they have.
+    Until then a Python generator may be producing a batch for one of them.
     """
     released = set(_ending)
     if not released:

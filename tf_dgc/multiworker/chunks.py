@@ -1,35 +1,33 @@
-"""Pieces: what is large goes in pieces of bounded size, each when the last has come.
+"""Collectives of large tensors in bounded chunks, one at a time.
 
-TensorFlow's heartbeats share the connections of its collectives. Behind a whole model
-on a slow link they come too late, and a healthy worker counts as gone. A piece is
-queued only when the one before has come, so that no more than one is ever before a
-heartbeat. Each is a collective of its own, so progress is seen.
+TensorFlow's heartbeats share the connections of its collectives. After a whole model on
+a slow link they come too late, and a healthy worker counts as gone. A chunk is queued
+only when the previous one has arrived, so that at most one is ahead of a heartbeat.
+Each chunk is a collective of its own, so progress is visible.
 
 There are no loops in the graph: TensorFlow makes the name of a loop part of a
-collective's key, and the names in the workers' graphs may differ.
+collective's key, and the names may differ between the workers' graphs.
 """
 
 from collections.abc import Callable
 
 import tensorflow as tf
 
-CHUNK_BYTES = (
-    2**20
-)  # 0.8 s at 10 Mbit/s, which is less than half a heartbeat's interval
+CHUNK_BYTES = 2**20  # 0.8 s at 10 Mbit/s, less than half a heartbeat's interval
 
-Launch = Callable[[tf.Tensor], tf.Tensor]
+LaunchFunction = Callable[[tf.Tensor], tf.Tensor]
 
 
 def chunked_all_reduce(
-    launch: Launch, tensor: tf.Tensor, *, size: int = CHUNK_BYTES
+    launch: LaunchFunction, tensor: tf.Tensor, *, size: int = CHUNK_BYTES
 ) -> tf.Tensor:
-    """Sum a tensor over all replicas, in as many collectives as it takes.
+    """Sum a tensor over all replicas, in as many collectives as needed.
 
     Args:
         launch: function that sums a tensor in one collective.
         tensor: tensor of this replica, equal in dtype and shape on all. If the shape is
             not known while tracing, it is sent whole.
-        size: largest size of a piece in bytes, about.
+        size: approximate maximum size of a chunk in bytes.
 
     Returns:
         The sum, of the shape of `tensor`.
@@ -42,15 +40,15 @@ def chunked_all_reduce(
 
 
 def chunked_all_reduce_of_unknown_length(
-    launch: Launch, vector: tf.Tensor, num_bytes: int, *, size: int = CHUNK_BYTES
+    launch: LaunchFunction,
+    vector: tf.Tensor,
+    num_bytes: int,
+    *,
+    size: int = CHUNK_BYTES,
 ) -> tf.Tensor:
-    """Do what `all_reduce` does with a vector whose length the graph computes.
+    """Sum a vector, `[n]`, whose length the graph computes, as `chunked_all_reduce`.
 
-    Args:
-        launch: function as in `all_reduce`.
-        vector: vector of this replica, `[n]`, n equal on all.
-        num_bytes: number of bytes that the vector has, about.
-        size: largest size of a piece in bytes, about.
+    `num_bytes` is its approximate size.
     """
     count = -(-num_bytes // size)
     if count <= 1:
@@ -59,15 +57,15 @@ def chunked_all_reduce_of_unknown_length(
 
 
 def chunked_all_gather(
-    launch: Launch, tensor: tf.Tensor, num_replicas: int, *, size: int = CHUNK_BYTES
+    launch: LaunchFunction,
+    tensor: tf.Tensor,
+    num_replicas: int,
+    *,
+    size: int = CHUNK_BYTES,
 ) -> tf.Tensor:
-    """Concatenate the tensors of all replicas along the first axis, as `all_reduce`.
+    """Concatenate the tensors of all replicas along the first axis, chunk by chunk.
 
-    Args:
-        launch: function that concatenates tensors in one collective.
-        tensor: tensor of this replica, of rank 1 or more.
-        num_replicas: number of replicas that take part.
-        size: largest size of a piece in bytes, about.
+    Args as `chunked_all_reduce`; `launch` concatenates in one collective.
     """
     count = _count(tensor, size)
     if count <= 1:
@@ -78,27 +76,27 @@ def chunked_all_gather(
 
 
 def chunked_all_gather_of_unknown_length(
-    launch: Launch,
+    launch: LaunchFunction,
     vector: tf.Tensor,
     num_replicas: int,
     bound: int,
     *,
     size: int = CHUNK_BYTES,
 ) -> tf.Tensor:
-    """Do what `all_gather` does with a vector whose length the graph computes.
+    """Concatenate vectors whose length the graph computes, as `chunked_all_gather`.
 
     Args:
-        launch: function as in `all_gather`.
+        launch: function as in `chunked_all_gather`.
         vector: vector of this replica, `[n]`, n equal on all, and 1 or more.
         num_replicas: number of replicas that take part.
-        bound: largest size of the vector in bytes; with more, pieces get larger.
-        size: largest size of a piece in bytes, about.
+        bound: expected maximum size in bytes; above it, chunks get larger.
+        size: approximate maximum size of a chunk in bytes.
     """
-    limits: list[int] = []  # above the j-th, 2**(j + 1) pieces
+    limits: list[int] = []  # above the jth, 2**(j + 1) chunks
     while size << len(limits) < bound:
         limits.append((size << len(limits)) // vector.dtype.size)
 
-    def pieces(count: int) -> Callable[[], tf.Tensor]:
+    def gather_in(count: int) -> Callable[[], tf.Tensor]:
         if count == 1:
             return lambda: launch(vector)
         return lambda: tf.reshape(
@@ -108,19 +106,16 @@ def chunked_all_gather_of_unknown_length(
     if not limits:
         return launch(vector)
     above = tf.cast(tf.size(vector) > tf.constant(limits), tf.int32)
-    branches = [pieces(2**j) for j in range(len(limits) + 1)]
+    branches = [gather_in(2**j) for j in range(len(limits) + 1)]
     return tf.switch_case(tf.reduce_sum(above), branches)
 
 
 def chunked_all_to_all(
-    launch: Launch, rows: tf.Tensor, *, size: int = CHUNK_BYTES
+    launch: LaunchFunction, rows: tf.Tensor, *, size: int = CHUNK_BYTES
 ) -> tf.Tensor:
-    """Hand row i to the i-th replica, and return what all have for this one.
+    """Send row i to the ith replica, and return the rows that all sent to this one.
 
-    Args:
-        launch: function that does so in one collective.
-        rows: row for each replica, `[members, ...]`, as in `all_reduce`.
-        size: largest size of a piece in bytes, about.
+    `rows` are `[members, ...]`; `launch` exchanges rows in one collective.
     """
     count = _count(rows, size)
     if count <= 1:
@@ -130,33 +125,35 @@ def chunked_all_to_all(
     replies: list[tf.Tensor] = []
     for begin in range(0, flat.shape[1], width):
         with tf.control_dependencies(replies[-1:]):
-            piece = tf.identity(flat[:, begin : begin + width])
-        replies.append(launch(piece))
+            chunk = tf.identity(flat[:, begin : begin + width])
+        replies.append(launch(chunk))
     return tf.reshape(tf.concat(replies, axis=1), rows.shape)
 
 
 def _count(tensor: tf.Tensor, size: int) -> int:
-    """Return how many pieces a tensor goes in; 1 if its shape is not known."""
+    """Return the number of chunks of a tensor; 1 or less if its shape is not known."""
     entries = tensor.shape.num_elements() or 0
     return -(-entries * tensor.dtype.size // size)
 
 
 def _gather_rows(
-    launch: Launch, tensor: tf.Tensor, num_replicas: int, count: int
+    launch: LaunchFunction, tensor: tf.Tensor, num_replicas: int, count: int
 ) -> tf.Tensor:
     """Return the flat tensors of all replicas, `[num_replicas, n]`."""
     replies = _one_by_one(launch, tensor, count)
     return tf.concat([tf.reshape(r, [num_replicas, -1]) for r in replies], axis=1)
 
 
-def _one_by_one(launch: Launch, tensor: tf.Tensor, count: int) -> list[tf.Tensor]:
-    """Return the replies to all pieces, of which the last has what is left over."""
+def _one_by_one(
+    launch: LaunchFunction, tensor: tf.Tensor, count: int
+) -> list[tf.Tensor]:
+    """Return the replies to all chunks; the last chunk contains the remainder."""
     flat = tf.reshape(tensor, [-1])
     length = (flat.shape[0] or tf.size(flat)) // count
     replies: list[tf.Tensor] = []
     for i in range(count):
         end = (i + 1) * length if i + 1 < count else None
         with tf.control_dependencies(replies[-1:]):
-            piece = tf.identity(flat[i * length : end])
-        replies.append(launch(piece))
+            chunk = tf.identity(flat[i * length : end])
+        replies.append(launch(chunk))
     return replies

@@ -1,4 +1,4 @@
-"""Meeting: workers wait for each other, compare what they hold, and exchange notes."""
+"""Barriers, comparisons and short texts between workers, without collectives."""
 
 import contextlib
 import itertools
@@ -21,6 +21,15 @@ from tf_dgc.multiworker.workers import (
 
 _ANSWER_SECONDS = 2.0
 _numbers = itertools.count()  # equal on all workers, as all call the same functions
+_SAME_ARGUMENTS = (
+    "The workers were started with different models or settings. All must run the same "
+    "program with the same arguments."
+)
+_ALL_ALIKE = (
+    "All workers must run the same program: the same model, the same optimizer, and "
+    "calls that involve the optimizer's state (such as `model.save`) on every worker, "
+    "not on the chief alone."
+)
 
 
 def is_multi_worker(strategy: tf.distribute.Strategy) -> bool:
@@ -32,113 +41,15 @@ def is_multi_worker(strategy: tf.distribute.Strategy) -> bool:
     )
 
 
-def wait_for_workers(
-    strategy: tf.distribute.Strategy, purpose: str, seconds: float | None = None
-) -> None:
-    """Wait until all workers arrive.
-
-    Args:
-        strategy: the strategy whose workers meet; nothing is done if it has only one.
-        purpose: text for the error, e.g. "read `residual`".
-        seconds: time to wait; None for `TF_DGC_TIMEOUT`.
-
-    Raises:
-        RuntimeError: on every worker that did arrive, if one does not within that time.
-            Collectives pending elsewhere fail with the same message.
-    """
-    if not is_multi_worker(strategy):
-        return
-    seconds = seconds or timeout_seconds()
-    name = f"tf_dgc/{next(_numbers)}"
-    try:
-        coordination.wait_at_barrier(name, seconds)
-    except tf.errors.OpError as error:
-        raise _in_vain(strategy, name, purpose, seconds, error) from error
-
-
-def _in_vain(
-    strategy: tf.distribute.Strategy,
-    barrier: str,
-    purpose: str,
-    seconds: float,
-    error: tf.errors.OpError,
-) -> RuntimeError:
-    """Return the error to raise when the workers have not met."""
-    reason = failures.find_reason(strategy, str(error.message))
-    name = full_name(strategy, own_name(strategy))
-    missed = reason and failures.DOES_NOT_COME in reason
-    if reason and missed and name in reason.partition(" for ")[2]:
-        # The others wait for this worker, somewhere else, and know it.
-        return RuntimeError(
-            f"tf_dgc: {name} waited for the others to {purpose}, and meanwhile "
-            f"{reason}. {_ALL_ALIKE}"
-        )
-    if reason is not None and failures.reported.is_set():
-        return failures.stop_this_worker(strategy, reason)
-    if reason is not None:
-        meanwhile = f"Meanwhile {own_name(strategy)} waited for the others to {purpose}"
-        return failures.stop_this_worker(strategy, f"{reason}. {meanwhile}")
-    if not isinstance(error, tf.errors.DeadlineExceededError):
-        what = f"could not meet the others to {purpose}"
-        return worker_failure(strategy, f"{what}. TensorFlow says: {error.message}")
-    missing = " and ".join(_missing(strategy, barrier))
-    return worker_failure(
-        strategy,
-        f"waited {seconds:g} s for {missing} to {purpose}, in vain. {_ALL_ALIKE} If a "
-        f"worker is only slow, set {TIMEOUT_VARIABLE} to more seconds. TensorFlow "
-        f"says: {error.message}",
-    )
-
-
-_ALL_ALIKE = (
-    "All workers must run the same program: the same model, the same optimizer, and "
-    "calls that involve the optimizer's state (such as `model.save`) on every worker, "
-    "not on the chief alone."
-)
-
-
-def _missing(strategy: tf.distribute.Strategy, barrier: str) -> list[str]:
-    """Return who did not come to a barrier, of which those who did all have heard."""
-
-    def came(name: str) -> bool:
-        try:
-            return bool(coordination.lookup(f"{barrier}/{name}", _ANSWER_SECONDS))
-        except tf.errors.OpError:
-            return False
-
-    with contextlib.suppress(tf.errors.OpError):
-        key = f"{barrier}/{own_name(strategy)}"
-        coordination.publish(key, "here", _ANSWER_SECONDS)
-    missing = [
-        full_name(strategy, name) for name in other_names(strategy) if not came(name)
-    ]
-    return missing or ["the others"]
-
-
-def worker_failure(strategy: tf.distribute.Strategy, what: str) -> RuntimeError:
-    """Tell the other workers that this one fails; return the error to raise.
-
-    Collectives that they wait in end with the same message.
-
-    Args:
-        strategy: strategy whose workers are told.
-        what: text of what happened, to follow the worker's name.
-    """
-    message = f"tf_dgc: {full_name(strategy, own_name(strategy))} {what}"
-    failures.report_failure(message)
-    return RuntimeError(message)
-
-
-_SAME_ARGUMENTS = (
-    "The workers were started with different models or settings. All must run the same "
-    "program with the same arguments."
-)
+def is_chief(strategy: tf.distribute.Strategy) -> bool:
+    """Whether this worker does what only one does; true without other workers."""
+    return not is_multi_worker(strategy) or own_name(strategy) == all_names(strategy)[0]
 
 
 def require_equal(
     strategy: tf.distribute.Strategy,
     describe: Callable[[], dict[str, Any]],
-    otherwise: str = _SAME_ARGUMENTS,
+    message: str = _SAME_ARGUMENTS,
     purpose: str | None = None,
     seconds: float | None = None,
 ) -> None:
@@ -148,9 +59,9 @@ def require_equal(
         strategy: the strategy whose workers are compared.
         describe: function that returns nested dictionaries and lists of JSON values; it
             is called only if there are other workers.
-        otherwise: text of the error before the differences.
-        purpose: text for the error if a worker does not come, as `share_notes`; None
-            for one with this worker's description.
+        message: text of the error before the differences.
+        purpose: text for the error if a worker does not come, as `exchange_texts`; None
+            for one that contains this worker's description.
         seconds: time to wait for the others; None for `TF_DGC_TIMEOUT`.
 
     Raises:
@@ -161,59 +72,148 @@ def require_equal(
         return
     text = json.dumps(describe(), sort_keys=True, default=str)
     purpose = purpose or f"compare models and settings (here: {_shorten(text)})"
-    mine = dict(_flatten(json.loads(text)))
+    local = dict(_flatten(json.loads(text)))
     differences = []
-    for peer, theirs_text in exchange_texts(strategy, text, purpose, seconds).items():
-        theirs = dict(_flatten(json.loads(theirs_text)))
+    for peer, peer_text in exchange_texts(strategy, text, purpose, seconds).items():
+        remote = dict(_flatten(json.loads(peer_text)))
         differences += [
-            f"  {key}: {mine.get(key, 'nothing')!r} on {own_name(strategy)}, "
-            f"{theirs.get(key, 'nothing')!r} on {peer}"
-            for key in sorted(mine.keys() | theirs.keys())
-            if mine.get(key) != theirs.get(key)
+            f"  {key}: {local.get(key, 'nothing')!r} on {own_name(strategy)}, "
+            f"{remote.get(key, 'nothing')!r} on {peer}"
+            for key in sorted(local.keys() | remote.keys())
+            if local.get(key) != remote.get(key)
         ]
     if differences:
-        raise ValueError(f"{otherwise} Differences:\n" + "\n".join(differences))
+        raise ValueError(f"{message} Differences:\n" + "\n".join(differences))
 
 
 def exchange_texts(
     strategy: tf.distribute.Strategy,
-    note: str,
+    text: str,
     purpose: str,
     seconds: float | None = None,
 ) -> dict[str, str]:
-    """Return the notes of all workers, by worker, this one's among them.
+    """Return the texts of all workers, by name, including this worker's.
 
     Args:
-        strategy: the strategy whose workers exchange notes.
-        note: text of this worker.
+        strategy: the strategy whose workers exchange texts.
+        text: text of this worker.
         purpose: text for the error, to follow "waited for the other workers to".
         seconds: time to wait for the others; None for `TF_DGC_TIMEOUT`.
 
     Raises:
-        RuntimeError: as `rendezvous`.
+        RuntimeError: as `wait_for_workers`.
     """
     if not is_multi_worker(strategy):
-        return {"": note}
+        return {"": text}
     number = next(_numbers)
     key = f"tf_dgc/{number}/{own_name(strategy)}"
     with failures.naming_workers(strategy):
-        coordination.publish(key, note, timeout_seconds())
+        coordination.publish(key, text, timeout_seconds())
     wait_for_workers(strategy, purpose, seconds)
     with failures.naming_workers(strategy):
-        notes = {
-            peer: coordination.lookup(f"tf_dgc/{number}/{peer}", timeout_seconds())
-            for peer in all_names(strategy)
+        texts = {
+            name: coordination.lookup(f"tf_dgc/{number}/{name}", timeout_seconds())
+            for name in all_names(strategy)
         }
-    # Nobody goes on, or dies, before all have read.
+    # Nobody continues, or dies, before all have read.
     wait_for_workers(strategy, purpose)
     with contextlib.suppress(tf.errors.OpError):
         coordination.unpublish(key, _ANSWER_SECONDS)
-    return notes
+    return texts
 
 
-def is_chief(strategy: tf.distribute.Strategy) -> bool:
-    """Whether this worker does what is to be done once; true without other workers."""
-    return not is_multi_worker(strategy) or own_name(strategy) == all_names(strategy)[0]
+def wait_for_workers(
+    strategy: tf.distribute.Strategy, purpose: str, seconds: float | None = None
+) -> None:
+    """Wait until all workers arrive; return at once if there is only one.
+
+    Args:
+        strategy: the strategy whose workers meet.
+        purpose: text for the error, e.g. "read `residual`".
+        seconds: time to wait; None for `TF_DGC_TIMEOUT`.
+
+    Raises:
+        RuntimeError: on every worker that did arrive, if one does not within that time.
+            Collectives pending elsewhere fail with the same message.
+    """
+    if not is_multi_worker(strategy):
+        return
+    seconds = seconds or timeout_seconds()
+    barrier = f"tf_dgc/{next(_numbers)}"
+    try:
+        coordination.wait_at_barrier(barrier, seconds)
+    except tf.errors.OpError as error:
+        raise _barrier_error(strategy, barrier, purpose, seconds, error) from error
+
+
+def worker_failure(strategy: tf.distribute.Strategy, description: str) -> RuntimeError:
+    """Report to the other workers that this one fails; return the error to raise.
+
+    Collectives that they wait in end with the same message.
+
+    Args:
+        strategy: strategy of the workers.
+        description: text that follows the worker's name.
+    """
+    message = f"tf_dgc: {full_name(strategy, own_name(strategy))} {description}"
+    failures.report_failure(message)
+    return RuntimeError(message)
+
+
+def _barrier_error(
+    strategy: tf.distribute.Strategy,
+    barrier: str,
+    purpose: str,
+    seconds: float,
+    error: tf.errors.OpError,
+) -> RuntimeError:
+    """Return the error to raise when not all workers arrived at a barrier."""
+    reason = failures.find_reason(strategy, str(error.message))
+    name = full_name(strategy, own_name(strategy))
+    someone_missing = reason and failures.DOES_NOT_COME in reason
+    if reason and someone_missing and name in reason.partition(" for ")[2]:
+        # The others wait for this worker elsewhere, and have reported it.
+        return RuntimeError(
+            f"tf_dgc: {name} waited for the others to {purpose}, and meanwhile "
+            f"{reason}. {_ALL_ALIKE}"
+        )
+    if reason is not None and failures.reported.is_set():
+        return failures.stop_this_worker(strategy, reason)
+    if reason is not None:
+        context = f"Meanwhile {own_name(strategy)} waited for the others to {purpose}"
+        return failures.stop_this_worker(strategy, f"{reason}. {context}")
+    if not isinstance(error, tf.errors.DeadlineExceededError):
+        return worker_failure(
+            strategy,
+            f"could not meet the others to {purpose}. TensorFlow says: {error.message}",
+        )
+    missing = " and ".join(_missing_workers(strategy, barrier))
+    return worker_failure(
+        strategy,
+        f"waited {seconds:g} s for {missing} to {purpose}, in vain. {_ALL_ALIKE} If a "
+        f"worker is only slow, set {TIMEOUT_VARIABLE} to more seconds. TensorFlow "
+        f"says: {error.message}",
+    )
+
+
+def _missing_workers(strategy: tf.distribute.Strategy, barrier: str) -> list[str]:
+    """Return the workers that did not arrive; those that did report it here."""
+
+    def has_arrived(name: str) -> bool:
+        try:
+            return bool(coordination.lookup(f"{barrier}/{name}", _ANSWER_SECONDS))
+        except tf.errors.OpError:
+            return False
+
+    with contextlib.suppress(tf.errors.OpError):
+        key = f"{barrier}/{own_name(strategy)}"
+        coordination.publish(key, "here", _ANSWER_SECONDS)
+    missing = [
+        full_name(strategy, name)
+        for name in other_names(strategy)
+        if not has_arrived(name)
+    ]
+    return missing or ["the others"]
 
 
 def _flatten(value: Any, prefix: str = "") -> Iterator[tuple[str, Any]]:

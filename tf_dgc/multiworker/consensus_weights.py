@@ -1,8 +1,8 @@
-"""Agreed weights: what a model is where its workers differ for the time being.
+"""Consensus weights: those that all workers have in common during local steps.
 
-Between two exchanges of local steps every worker has weights of its own. Who evaluates,
-predicts or saves is to see what all have in common. That also holds for submodels, and
-for other models that share layers with one that is trained.
+Within a round of local steps every worker has weights of its own. Evaluation,
+prediction and saving use the consensus weights instead. That also holds for submodels,
+and for other models that share layers with one that is trained.
 """
 
 import contextlib
@@ -15,36 +15,37 @@ import keras
 
 from tf_dgc._internals import keras_trainer
 
-_SEEN_BY = {  # methods of a model, by what they are for
+_READING_METHODS = {  # methods of a model, by use
     "test": ["evaluate"],
     "predict": ["predict"],
     "save": ["save", "save_weights", "export"],
     "get": ["get_weights"],
 }
-_SET_BY = ["set_weights", "load_weights"]
+_SETTING_METHODS = ["set_weights", "load_weights"]
 
-# Models that `show_to_all` was called with, in that order, equal on all workers.
+# Models that were passed to `wrap_model_methods`, in the same order on all workers.
 _models: weakref.WeakKeyDictionary[keras.Model, None] = weakref.WeakKeyDictionary()
 
 
 @contextlib.contextmanager
 def consensus_weights(model: keras.Model, what: str) -> Iterator[None]:
-    """Let a model have the weights that its workers agree on, and then its own again.
+    """Give a model the consensus weights within, then this worker's weights again.
 
     Args:
         model: Keras model. The optimizers that count are its attributes, and those of
-            other models, seen by `show_to_all`, with which it shares weights.
-        what: name of the use: "test", "predict", "save" or "get"; "part", of which
-            every worker saves its own, for what each has at hand; and "train", for
-            which nothing is changed.
+            other wrapped models with which it shares weights.
+        what: the use: "test", "predict", "save" or "get"; "part" to save a worker's
+            part, which uses only weights that are available locally; or "train", which
+            changes nothing.
 
     Raises:
-        RuntimeError: if what is trained would be lost, as the model has such weights.
+        RuntimeError: if the model is trained while it has the consensus weights, so
+            that the training would be lost.
     """
     with contextlib.ExitStack() as stack:
         for optimizer in _optimizers_of(model, shown=what == "train"):
             if what == "train":
-                optimizer.refuse_while_shown("train")
+                optimizer.check_not_swapped("train")
             elif what != "part" or optimizer.anchor:
                 stack.enter_context(optimizer.agreed(_use(what)))
         yield
@@ -52,51 +53,53 @@ def consensus_weights(model: keras.Model, what: str) -> Iterator[None]:
 
 @contextlib.contextmanager
 def setting_weights(model: keras.Model) -> Iterator[None]:
-    """Let a model be given weights, with which a round begins.
+    """Begin a new round with the weights that are set within.
 
-    But for a file that has every worker's own. On all workers alike, as
-    `EarlyStopping` does, by what `get_weights` said. Weights of a submodel are not all
-    that its workers have to agree on: setting them is a move within the round.
-
-    Args:
-        model: Keras model, as in `weights`.
+    All workers must set the same weights, as `EarlyStopping` does with the result of
+    `get_weights`. No round begins if a file with every worker's own weights is loaded,
+    or if only the weights of a submodel are set.
 
     Raises:
-        RuntimeError: as `weights` of "train".
+        RuntimeError: as `consensus_weights` with "train".
     """
     loads = {optimizer: optimizer.loads for optimizer in _optimizers_of(model)}
     for optimizer in loads:
-        optimizer.refuse_while_shown("set weights")
+        optimizer.check_not_swapped("set weights")
     yield
     for optimizer, before in loads.items():
         if optimizer.loads == before and optimizer.trains_only(model.weights):
-            optimizer.weights_were_set()
+            optimizer.restart_round()
 
 
 def has_local_optimizer(model: keras.Model) -> bool:
-    """Return whether a model is trained by optimizers whose steps meet nobody."""
-    return bool(_asked(model))
+    """Whether a model is trained by optimizers with local steps."""
+    return bool(_local_optimizers(model))
 
 
 def wrap_model_methods(model: keras.Model) -> None:
-    """Let what evaluates, predicts or saves by this model instance see them."""
+    """Use the consensus weights where this model instance evaluates or is saved."""
     _models[model] = None
-    for what, names in _SEEN_BY.items():
+    for what, names in _READING_METHODS.items():
         keras_trainer.wrap_calls(
             model, names, functools.partial(consensus_weights, model, what)
         )
-    keras_trainer.wrap_calls(model, _SET_BY, functools.partial(setting_weights, model))
+    keras_trainer.wrap_calls(
+        model, _SETTING_METHODS, functools.partial(setting_weights, model)
+    )
 
 
 def _use(what: str) -> str:
-    """Return what a use is of the model: callbacks of all workers get weights alike."""
+    """Return the use to pass to an optimizer.
+
+    Within a loop, `get_weights` is called by callbacks, on all workers alike.
+    """
     if what == "get" and keras_trainer.is_within_a_loop():
         return "keep"
     return what
 
 
 def _attributes(model: keras.Model) -> Iterator[Any]:
-    """Yield the attributes of a model, and what is in those that hold several."""
+    """Yield the attributes of a model, and the items of lists and dictionaries."""
     for value in vars(model).values():
         if isinstance(value, dict):
             yield from value.values()
@@ -107,28 +110,28 @@ def _attributes(model: keras.Model) -> Iterator[Any]:
 
 
 def _optimizers_of(model: keras.Model, shown: bool = False) -> list[Any]:
-    """Return the optimizers that let workers differ in weights of a model.
+    """Return the optimizers with local steps that train weights of a model.
 
-    Args:
-        model: Keras model, as in `weights`.
-        shown: whether to return only those whose agreed weights the model has now,
-            which takes no time in a training step.
+    With `shown`, only those whose consensus weights the model has now, which takes no
+    time in a training step.
     """
     return [
         optimizer
         for optimizer in dict.fromkeys(
-            optimizer for each in (model, *_models) for optimizer in _asked(each)
+            optimizer
+            for each in (model, *_models)
+            for optimizer in _local_optimizers(each)
         )
-        if (optimizer.is_shown or not shown) and optimizer.trains_some(model.weights)
+        if (optimizer.is_swapped or not shown) and optimizer.trains_any(model.weights)
     ]
 
 
-def _asked(model: keras.Model) -> list[Any]:
-    """Return the optimizers that let workers differ, without repetitions."""
-    found = {}
+def _local_optimizers(model: keras.Model) -> list[Any]:
+    """Return the optimizers of a model that have local steps, without repetitions."""
+    optimizers = {}
     for value in _attributes(model):
-        scaled = isinstance(value, keras.optimizers.LossScaleOptimizer)
-        optimizer = value.inner_optimizer if scaled else value
+        is_scaled = isinstance(value, keras.optimizers.LossScaleOptimizer)
+        optimizer = value.inner_optimizer if is_scaled else value
         if isinstance(optimizer, keras.optimizers.Optimizer):
-            found[id(optimizer)] = optimizer
-    return [o for o in found.values() if hasattr(o, "agreed")]
+            optimizers[id(optimizer)] = optimizer
+    return [o for o in optimizers.values() if hasattr(o, "agreed")]

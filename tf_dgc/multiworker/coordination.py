@@ -1,10 +1,10 @@
-"""TensorFlow's coordination of workers, by calls that end and let other threads run.
+"""TensorFlow's coordination service, with time limits and without Python's lock.
 
 TensorFlow's own Python wrappers (`context.Context`) hold Python's lock while they wait
-for the worker that coordinates, and most have no time limit: if it is stopped, nothing
-in this process runs any more. The functions here call the same C API
+for the coordinator, and most have no time limit: if it is stopped, nothing in this
+process runs any more. The functions here call the same C API
 (tensorflow/c/eager/c_api_experimental.h) without the lock, each in a thread that is
-left behind when there is no answer in time.
+abandoned if there is no answer in time.
 """
 
 import ctypes
@@ -20,19 +20,16 @@ import tensorflow as tf
 from tf_dgc._internals import coordination
 
 T = TypeVar("T")
-_GRACE_SECONDS = 2.0  # for the service to say itself that a time is over
+_GRACE_SECONDS = 2.0  # for the service to report a timeout itself
 
 
 def enable_collectives(capsule: Any, server_def: bytes, seconds: float) -> None:
-    """Start this worker's server, and connect it to the others'.
+    """Start this worker's server, and connect it to those of the others.
 
     Args:
         capsule: capsule of the `TFE_Context`.
-        server_def: bytes of a serialized `ServerDef`.
-        seconds: time to wait for the worker that coordinates.
-
-    Raises:
-        tf.errors.DeadlineExceededError: if that worker does not answer in time.
+        server_def: serialized `ServerDef`.
+        seconds: time to wait for the coordinator.
     """
     try:
         _call_within(
@@ -43,7 +40,7 @@ def enable_collectives(capsule: Any, server_def: bytes, seconds: float) -> None:
             context=_pointer(capsule),
         )
     except tf.errors.DeadlineExceededError:
-        # What was left behind uses the context: it must outlive everything.
+        # The abandoned thread uses the context, which must never be freed.
         ctypes.pythonapi.Py_IncRef(ctypes.py_object(capsule))
         raise
 
@@ -51,53 +48,45 @@ def enable_collectives(capsule: Any, server_def: bytes, seconds: float) -> None:
 def publish(key: str, value: str, seconds: float) -> None:
     """Set a key that every worker can read.
 
-    Args:
-        key: name that must not be set yet.
-        value: text of any length.
-        seconds: time to wait for the worker that coordinates.
-
     Raises:
         tf.errors.AlreadyExistsError: if the key is set.
-        tf.errors.DeadlineExceededError: if that worker does not answer in time.
+        tf.errors.DeadlineExceededError: if the coordinator does not answer in time.
     """
     _call_within(seconds, "TFE_InsertConfigKeyValue", key.encode(), value.encode())
 
 
 def publish_at_exit(key: str, value: str) -> None:
-    """Do what `publish` does, in this thread, for as long as it takes.
+    """Set a key in this thread, without a time limit.
 
-    While the interpreter ends, Python 3.12 starts no thread any more.
+    While the interpreter ends, Python 3.12 starts no threads.
     """
     _call("TFE_InsertConfigKeyValue", _context(), key.encode(), value.encode())
 
 
 def unpublish(key: str, seconds: float) -> None:
-    """Remove a key, so that it can be published again; raises as `publish`."""
+    """Remove a key, so that it can be set again; raises as `publish`."""
     _call_within(seconds, "TFE_DeleteConfigKeyValue", key.encode())
 
 
 def lookup(key: str, seconds: float | None) -> str:
-    """Return the value of a key, waiting until some worker publishes it.
+    """Return the value of a key; wait until some worker publishes it.
 
-    While it waits no packet is sent.
-
-    Args:
-        key: name of the key.
-        seconds: time to wait; None to wait for as long as it takes.
-
-    Raises:
-        tf.errors.DeadlineExceededError: if that takes more than so many seconds.
-
-    A time that is over leaves what was asked for with the service, some 20 kB here and
-    there, until the key is published. So this is not for asking again and again.
+    No packet is sent while it waits. A timeout leaves the request with the service,
+    some 20 kB on both sides, until the key is published: do not call this in a loop.
+    Raises `tf.errors.DeadlineExceededError`; without a limit if `seconds` is None.
     """
     library, context = _library(), _context()
 
     def get() -> str:
         buffer = ctypes.c_void_p(library.TF_NewBuffer())
-        given = context, key.encode(), _milliseconds(seconds), buffer
         try:
-            _call("TFE_GetConfigKeyValue", *given)
+            _call(
+                "TFE_GetConfigKeyValue",
+                context,
+                key.encode(),
+                _milliseconds(seconds),
+                buffer,
+            )
             value = library.TF_GetBuffer(buffer)
             return ctypes.string_at(value.data, value.length).decode()
         finally:
@@ -144,18 +133,18 @@ def _call_within(
     *arguments: Any,
     context: ctypes.c_void_p | None = None,
 ) -> None:
-    """Call a function of the C API; raise what its status says, or if it is slow."""
-    given = context or _context(), *arguments
-    _within(seconds, lambda: _call(function, *given), function)
+    """Call a function of the C API; raise the error of its status, or a timeout."""
+    context = context or _context()
+    _within(seconds, lambda: _call(function, context, *arguments), function)
 
 
-def _within(seconds: float | None, do: Callable[[], T], function: str) -> T:
-    """Return what something comes to, in a thread that is left behind if it is slow."""
+def _within(seconds: float | None, task: Callable[[], T], function: str) -> T:
+    """Return the result of a task, in a thread that is abandoned after a timeout."""
     answer: futures.Future[T] = futures.Future()
 
     def call() -> None:
         try:
-            answer.set_result(do())
+            answer.set_result(task())
         except BaseException as error:
             answer.set_exception(error)
 
@@ -191,7 +180,7 @@ def _new_status(code: int, message: str) -> ctypes.c_void_p:
 
 
 def _milliseconds(seconds: float | None) -> ctypes.c_int64:
-    # To TensorFlow, 0 means no limit.
+    # For TensorFlow, 0 means no limit.
     return ctypes.c_int64(0 if seconds is None else max(1, int(1000 * seconds)))
 
 
@@ -207,7 +196,7 @@ def _pointer(capsule: Any) -> ctypes.c_void_p:
 
 
 class _Buffer(ctypes.Structure):
-    """What TensorFlow's `TF_Buffer` is (tensorflow/c/tf_buffer.h)."""
+    """TensorFlow's `TF_Buffer` (tensorflow/c/tf_buffer.h)."""
 
     _fields_ = [
         ("data", ctypes.c_void_p),

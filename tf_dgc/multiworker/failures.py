@@ -1,4 +1,4 @@
-"""Failures: which other worker an error is about, said by all workers alike."""
+"""Errors that name the worker that failed, the same on all workers."""
 
 import contextlib
 import faulthandler
@@ -20,66 +20,6 @@ import tensorflow as tf
 from tf_dgc._internals import tf_collectives
 from tf_dgc.multiworker import coordination, workers
 
-# --- Where in the user's program a thread is.
-
-
-def main_thread_frame() -> FrameType | None:
-    """Return what the main thread executes, or None if it has ended."""
-    identity = threading.main_thread().ident
-    return None if identity is None else sys._current_frames().get(identity)
-
-
-def source_location(frame: FrameType | None) -> str:
-    """Return where in the user's program a stack is, past all libraries."""
-    while frame is not None and not _is_of_user(frame.f_code.co_filename):
-        frame = frame.f_back
-    if frame is None:
-        return "an unknown place"
-    return _describe(frame.f_code.co_filename, frame.f_lineno, frame.f_code.co_name)
-
-
-def place_of_error(trace: TracebackType | None) -> str:
-    """Return where in the user's program an error came from; "" if nowhere in it."""
-    stack = [
-        (frame.f_code.co_filename, line, frame.f_code.co_name)
-        for frame, line in traceback.walk_tb(trace)
-    ]
-    return place_in(reversed(stack))
-
-
-def place_in(stack: Iterable[tuple[str, int, str]]) -> str:
-    """Return the user's place in a stack that was recorded; "" if there is none.
-
-    Args:
-        stack: file, line and function of each frame, the innermost first.
-    """
-    own = (where for where in stack if _is_of_user(where[0]))
-    return next((_describe(*where) for where in own), "")
-
-
-def source_line(place: str) -> str:
-    """Return the text of the line that `place` returned; "" if it cannot be read."""
-    path, _, rest = place.partition(" in ")[0].rpartition(":")
-    line = linecache.getline(path, int(rest)) if rest.isdecimal() else ""
-    return line.strip()
-
-
-def _is_of_user(path: str) -> bool:
-    """Whether a file is the user's, and not generated for a function being traced."""
-    return not path.startswith(_LIBRARIES) and _AUTOGRAPH not in path
-
-
-def _describe(path: str, line: int, function: str) -> str:
-    return f"{path}:{line} in {function}"
-
-
-_AUTOGRAPH = "__autograph_generated_file"
-_LIBRARIES = (
-    *(sysconfig.get_path(kind) for kind in ("stdlib", "platlib", "purelib")),
-    os.path.dirname(os.path.dirname(__file__)),  # the package
-    "<",  # code without a file
-)
-
 ADVICE = (
     "Training cannot go on without it: end all workers and start all of them again "
     "from the last checkpoint (`tf-dgc run --max-restarts` does both). The cause is at "
@@ -96,78 +36,37 @@ ALL_ALIKE = (
 IN_DIFFERENT_COLLECTIVES = "are in different collectives"
 DOES_NOT_COME = "which responds but does not come"  # of a worker that is waited for
 
-_REPORT_SECONDS = 2.0  # longer, and it goes on while this worker ends
+_REPORT_SECONDS = 2.0  # if it takes longer, it continues while this worker ends
 _PROBE_SECONDS = 1.0
 _TEARDOWN_SECONDS = 5.0
-reported = threading.Event()  # the workers have been told, by whichever, why they end
-
-
-def explain_error(strategy: tf.distribute.Strategy, message: str) -> str | None:
-    """Return which worker an error of TensorFlow is about, and what happened to it.
-
-    Args:
-        strategy: strategy whose workers may be meant.
-        message: text of TensorFlow's error.
-
-    Returns:
-        None if it is about no other worker.
-    """
-    reason = _TOLD.search(message)
-    if reason:
-        reported.set()
-        return reason.group(1).strip()
-    silent = "stopped sending heartbeats" in message or "heartbeat timeout" in message
-    tasks = _TASK.findall(_PASSED_ON.sub("", message) if silent else message)
-    everyone = (f"{job} {index}" for job, index in tasks)
-    others = dict.fromkeys(t for t in everyone if t != workers.own_name(strategy))
-    names = " and ".join(workers.full_name(strategy, name) for name in others)
-    lost = silent or "while calling /tensorflow." in message
-    ended = [name for name in others if lost and _has_ended(name)]
-    if ended:
-        first = workers.full_name(strategy, ended[0])
-        what = f"{first} has ended: its program was over, or called `sys.exit`"
-    elif silent:
-        what = f"{names or 'this worker'} does not respond: killed, stopped or cut off"
-    elif "Barrier timed out" in message:
-        return None  # all are there, and somebody does not come: `meeting.rendezvous`
-    elif "CoordinationService" in message:
-        name = workers.full_name(strategy, workers.all_names(strategy)[0])
-        what = f"{name}, which coordinates all, cannot be reached: killed, stopped, "
-        what += "cut off or at its end"
-    elif names and "while calling /tensorflow." in message:
-        # A worker passes on what it heard, and its own name comes after that.
-        first = workers.full_name(strategy, next(iter(others)))
-        what = f"the connection to {first} broke: it died or was cut off"
-    elif names and "Collective ops is aborted by" in message:
-        what = f"{names} failed"
-    else:
-        return None
-    return f"{what} (TensorFlow says: {_gist(message)})"
-
+_ENDED = "tf_dgc/ended/{}"  # key that a worker sets when it ends without an error
+_ITEM = "\t"
+_INDENT = "    "
+_AUTOGRAPH = "__autograph_generated_file"
+_LIBRARIES = (
+    *(sysconfig.get_path(kind) for kind in ("stdlib", "platlib", "purelib")),
+    os.path.dirname(os.path.dirname(__file__)),  # the package
+    "<",  # code without a file
+)
 
 _TASK = re.compile(r"/job:(\w+)/(?:replica:\d+/)?task:(\d+)(?!/device)")
-_PASSED_ON = re.compile(r"remote target \S+ while calling")  # by that worker
-_TOLD = re.compile(
+_FORWARDED = re.compile(r"remote target \S+ while calling")  # by that worker
+_REPORTED = re.compile(
     r"tf_dgc: (.*?)(?=\nThe error could be from|\nAdditional GRPC|\]?\n\t \[\["
     r"| \[type\.googleapis\.com|\Z)",
     re.S,
 )
-
-
-def find_reason(strategy: tf.distribute.Strategy, message: str) -> str | None:
-    """Return what `explain` does, or what the workers were told before that.
-
-    What TensorFlow says after that, when workers are to meet, is that this worker is in
-    an error state, or that the one that coordinates is gone.
-    """
-    if "tf_dgc: " not in message and _AFTERWARDS.search(message):
-        ops = tf_collectives.get_cross_device_ops(strategy)
-        first = getattr(ops, "abort_message", lambda seconds: "")(_PROBE_SECONDS)
-        message = first if "tf_dgc: " in first else message
-    return explain_error(strategy, message)
-
-
 _AFTERWARDS = re.compile(r"must be in CONNECTED state|CoordinationService(?!Error)")
+_OWN_ERROR = re.compile(
+    rf"\A(?P<traced>in user code:.*\n{_INDENT}RuntimeError: )?(?P<text>tf_dgc: .*)",
+    re.S,
+)
+
+reported = threading.Event()  # whether any worker has reported why all of them end
+_hooks: list[Any] = []  # values of `sys.excepthook` that this module has set
+
+
+# Explain an error of TensorFlow
 
 
 @contextlib.contextmanager
@@ -182,39 +81,91 @@ def naming_workers(strategy: tf.distribute.Strategy) -> Iterator[None]:
         raise stop_this_worker(strategy, reason) from error
 
 
+def find_reason(strategy: tf.distribute.Strategy, message: str) -> str | None:
+    """Return what `explain_error` returns, or what a worker has reported before.
+
+    After a failure, TensorFlow says at barriers only that this worker is in an error
+    state or that the coordinator is gone. The reason is then in an earlier message.
+    """
+    if "tf_dgc: " not in message and _AFTERWARDS.search(message):
+        ops = tf_collectives.get_cross_device_ops(strategy)
+        first = getattr(ops, "abort_message", lambda seconds: "")(_PROBE_SECONDS)
+        message = first if "tf_dgc: " in first else message
+    return explain_error(strategy, message)
+
+
+def explain_error(strategy: tf.distribute.Strategy, message: str) -> str | None:
+    """Return which worker an error of TensorFlow is about, and what happened to it.
+
+    None if it is about no other worker.
+    """
+    if report := _REPORTED.search(message):
+        reported.set()
+        return report.group(1).strip()
+    silent = "stopped sending heartbeats" in message or "heartbeat timeout" in message
+    tasks = _TASK.findall(_FORWARDED.sub("", message) if silent else message)
+    names = dict.fromkeys(f"{job} {index}" for job, index in tasks)
+    names.pop(workers.own_name(strategy), None)
+    full_names = [workers.full_name(strategy, name) for name in names]
+    peers = " and ".join(full_names)
+    broken = "while calling /tensorflow." in message
+    ended = [n for n in names if (silent or broken) and _has_ended(n)]
+    if ended:
+        first = workers.full_name(strategy, ended[0])
+        event = f"{first} has ended: its program was over, or called `sys.exit`"
+    elif silent:
+        event = f"{peers or 'this worker'} does not respond: killed, stopped or cut off"
+    elif "Barrier timed out" in message:
+        return None  # `consensus.wait_for_workers` names the worker that did not come
+    elif "CoordinationService" in message:
+        name = workers.full_name(strategy, workers.all_names(strategy)[0])
+        event = (
+            f"{name}, which coordinates all, cannot be reached: killed, stopped, cut "
+            "off or at its end"
+        )
+    elif peers and broken:
+        # A worker forwards the message it got and appends its own name.
+        event = f"the connection to {full_names[0]} broke: it died or was cut off"
+    elif peers and "Collective ops is aborted by" in message:
+        event = f"{peers} failed"
+    else:
+        return None
+    return f"{event} (TensorFlow says: {_gist(message)})"
+
+
+def _gist(message: str, length: int = 300) -> str:
+    """Return the one line of an error's message that says what happened."""
+    lines = message.rpartition("aborted by: ")[2].strip().splitlines() or [""]
+    return lines[0] if len(lines[0]) <= length else lines[0][:length] + " ..."
+
+
+# Report to the other workers
+
+
 def stop_this_worker(strategy: tf.distribute.Strategy, reason: str) -> RuntimeError:
-    """Pass the reason on to the other workers; return the error to raise here."""
+    """Report the reason to the other workers; return the error to raise here."""
     report_to_workers(reason)
     return RuntimeError(error_text(strategy, reason))
 
 
 def report_to_workers(reason: str) -> None:
-    """End the collectives of all workers, this one's too, for this reason.
+    """End the collectives of all workers, including this one's, for this reason.
 
-    All then name the worker that was at the start of it, not one that fails because
-    another did.
+    Only the first reason counts, so that all workers name the one that failed first.
     """
-    if reported.is_set():
-        return
-    reported.set()
-    report_failure(f"tf_dgc: {reason}")
+    if not reported.is_set():
+        reported.set()
+        report_failure(f"tf_dgc: {reason}")
 
 
 def report_failure(message: str) -> None:
     """End the collectives of all workers with this message, if that is possible."""
-    with contextlib.suppress(tf.errors.OpError):  # one may have been told already
+    with contextlib.suppress(tf.errors.OpError):  # another worker may have been faster
         coordination.report_error(message, _REPORT_SECONDS)
 
 
-def limit_teardown() -> None:
-    """Let this process end soon, whatever TensorFlow's threads wait for."""
-    # It says goodbye to workers that are gone, for up to 20 s.
-    nowhere = os.open(os.devnull, os.O_WRONLY)
-    faulthandler.dump_traceback_later(_TEARDOWN_SECONDS, exit=True, file=nowhere)
-
-
 def error_text(strategy: tf.distribute.Strategy, reason: str) -> str:
-    """Return what a worker that cannot go on says."""
+    """Return the error of a worker that cannot continue."""
     name = workers.full_name(strategy, workers.own_name(strategy))
     if IN_DIFFERENT_COLLECTIVES in reason:
         listed = reason.replace(_ITEM, "\n  ")
@@ -223,25 +174,52 @@ def error_text(strategy: tf.distribute.Strategy, reason: str) -> str:
 
 
 def itemize(head: str, items: Sequence[str]) -> str:
-    """Return a reason with items, which `error_text` writes on lines of their own.
+    """Return a reason with items, each of which `error_text` puts on its own line.
 
-    Until then it is one line, as TensorFlow's log repeats what it is given.
+    Until then it is one line, because TensorFlow's log repeats it.
     """
     return _ITEM.join([f"{head}:", *(item.replace(_ITEM, " ") for item in items)])
 
 
-_ITEM = "\t"
+def limit_teardown() -> None:
+    """Make this process end soon, whatever TensorFlow's threads wait for.
+
+    TensorFlow says goodbye to workers that are gone, for up to 20 s.
+    """
+    null = os.open(os.devnull, os.O_WRONLY)
+    faulthandler.dump_traceback_later(_TEARDOWN_SECONDS, exit=True, file=null)
+
+
+def note_end(strategy: tf.distribute.Strategy) -> None:
+    """Publish that this process ends without an error, for workers that miss it later.
+
+    This is not reported as a failure: the others may be done as well. Call it at the
+    end of the process, from a thread.
+    """
+    if not reported.is_set():
+        coordination.publish_at_exit(_ENDED.format(workers.own_name(strategy)), "1")
+
+
+def _has_ended(name: str) -> bool:
+    """Whether a worker has published that it ended without an error."""
+    try:
+        return bool(coordination.lookup(_ENDED.format(name), _PROBE_SECONDS))
+    except tf.errors.OpError:
+        return False
+
+
+# Uncaught exceptions
 
 
 def show_own_errors_plainly() -> None:
-    """Show errors about other workers without a traceback, when one ends this process.
+    """Print uncaught errors about other workers without a traceback.
 
-    Their reason is in no line of the program. It prints that line, and the text of the
-    error. With `keras.config.disable_traceback_filtering()` tracebacks stay. By
-    `sys.excepthook`, which shows all other errors as before.
+    No line of the program is their cause. Only the line that was running and the text
+    of the error are printed, unless `keras.config.disable_traceback_filtering()` was
+    called. Replaces `sys.excepthook`, which prints all other errors as before.
     """
-    show = sys.excepthook
-    if show in _hooks:
+    previous_hook = sys.excepthook
+    if previous_hook in _hooks:
         return
 
     def hook(
@@ -249,89 +227,74 @@ def show_own_errors_plainly() -> None:
     ) -> None:
         text = _own_text(error)
         if text is None or not keras.config.is_traceback_filtering_enabled():
-            return show(kind, error, trace)
+            return previous_hook(kind, error, trace)
         if place := place_of_error(trace):
-            line = source_line(place)
-            sys.stderr.write(f"At {place}: {line}\n")
-        return show(RuntimeError, RuntimeError(text), None)
+            sys.stderr.write(f"At {place}: {source_line(place)}\n")
+        return previous_hook(RuntimeError, RuntimeError(text), None)
 
     _hooks.append(hook)
     sys.excepthook = hook
 
 
-_hooks: list[Any] = []  # that show our own errors plainly
-
-
-def _own_text(error: BaseException) -> str | None:
-    """Return what an error says of other workers; None if it is about something else.
-
-    Raised while a function is traced, it comes in a `RuntimeError` whose text begins
-    with the traceback of that function.
-    """
-    if isinstance(error, tf.errors.OpError):
-        found = _TOLD.search(str(error.message))
-        return found and f"tf_dgc: {found.group(1).strip()}"
-    if not isinstance(error, RuntimeError):
-        return None
-    found = _OWN.search(str(error))
-    if found is None:
-        return None
-    text = found["text"].rstrip()
-    return text.replace(f"\n{_INDENT}", "\n") if found["traced"] else text
-
-
-_INDENT = "    "
-_OWN = re.compile(
-    rf"\A(?P<traced>in user code:.*\n{_INDENT}RuntimeError: )?(?P<text>tf_dgc: .*)",
-    re.S,
-)
-
-
 def report_uncaught_exceptions(strategy: tf.distribute.Strategy) -> None:
-    """When an error ends this process, name the worker it is about, or tell the others.
+    """When an error ends this process, name the worker it is about, or report it.
 
-    By `sys.excepthook`, which shows what it showed before.
+    Replaces `sys.excepthook`, and calls the previous one.
     """
     show_own_errors_plainly()
-    show = sys.excepthook
+    previous_hook = sys.excepthook
 
-    def hook(
-        kind: type[BaseException], error: BaseException, trace: TracebackType | None
-    ) -> None:
-        with _without_interrupts():
-            end_with(kind, error, trace)
-
-    def end_with(
-        kind: type[BaseException], error: BaseException, trace: TracebackType | None
-    ) -> None:
+    def report(kind: type[BaseException], error: BaseException, trace: Any) -> None:
         reason, cause = None, error
         if isinstance(error, KeyboardInterrupt) and error.__context__ is not None:
-            cause = error.__context__  # by `tf-dgc run`, while that was explained
+            cause = error.__context__  # `tf-dgc run` interrupted its explanation
         if isinstance(cause, tf.errors.OpError):
             reason = find_reason(strategy, str(cause.message))
         if reason is not None:
             named_error = stop_this_worker(strategy, reason)
             named_error.__cause__ = cause
-            return show(RuntimeError, named_error, trace)
-        advice = _advice(error)
-        if _own_text(error) is None:  # else the others know already
+            previous_hook(RuntimeError, named_error, trace)
+            return
+        advice = _hdf5_lock_advice(error)
+        if _own_text(error) is None:  # otherwise it has been reported
             name = workers.full_name(strategy, workers.own_name(strategy))
-            what = f"{kind.__name__}: {_gist(str(error))}{advice}"
-            report_to_workers(f"{name} ended with {what}")
-        show(kind, error, trace)
+            text = f"{kind.__name__}: {_gist(str(error))}{advice}"
+            report_to_workers(f"{name} ended with {text}")
+        previous_hook(kind, error, trace)
         if advice:
             sys.stderr.write(f"tf_dgc:{advice}\n")
-        return None
+
+    def hook(
+        kind: type[BaseException], error: BaseException, trace: TracebackType | None
+    ) -> None:
+        with _without_interrupts():
+            report(kind, error, trace)
 
     _hooks.append(hook)
     sys.excepthook = hook
 
 
+def _own_text(error: BaseException) -> str | None:
+    """Return the text of an error about other workers; None for any other error.
+
+    An error raised while a function is traced is wrapped in a `RuntimeError` whose text
+    begins with the traceback of that function.
+    """
+    if isinstance(error, tf.errors.OpError):
+        report = _REPORTED.search(str(error.message))
+        return report and f"tf_dgc: {report.group(1).strip()}"
+    match = _OWN_ERROR.search(str(error)) if isinstance(error, RuntimeError) else None
+    if match is None:
+        return None
+    text = match["text"].rstrip()
+    return text.replace(f"\n{_INDENT}", "\n") if match["traced"] else text
+
+
 @contextlib.contextmanager
 def _without_interrupts() -> Iterator[None]:
-    """Let no Ctrl-C keep this process, which ends anyway, from saying why it does.
+    """Ignore Ctrl-C while this process, which ends anyway, reports why.
 
-    `tf-dgc run` interrupts workers when one has failed, while they tell each other.
+    `tf-dgc run` interrupts the workers when one has failed.
     """
     if threading.current_thread() is not threading.main_thread():
         yield
@@ -343,8 +306,8 @@ def _without_interrupts() -> Iterator[None]:
         signal.signal(signal.SIGINT, before)
 
 
-def _advice(error: BaseException) -> str:
-    """Return what to do instead of what several workers cannot do at once, or ""."""
+def _hdf5_lock_advice(error: BaseException) -> str:
+    """Return how to save instead, if several workers wrote to one HDF5 file; or ""."""
     locked = isinstance(error, BlockingIOError) and "unable to lock file" in str(error)
     return locked * (
         " Several workers write to the same HDF5 file, which is lost. Save by "
@@ -353,28 +316,54 @@ def _advice(error: BaseException) -> str:
     )
 
 
-def note_end(strategy: tf.distribute.Strategy) -> None:
-    """Leave word that this process ends by itself, for who misses it later.
+# Places in the user's program
 
-    For an exit that no error brings about, of which nobody is told: the others may be
-    done as well. Call it at the end of the process, from a thread.
+
+def main_thread_frame() -> FrameType | None:
+    """Return the frame that the main thread executes, or None if it has ended."""
+    identity = threading.main_thread().ident
+    return None if identity is None else sys._current_frames().get(identity)
+
+
+def source_location(frame: FrameType | None) -> str:
+    """Return the innermost place in the user's program of a stack."""
+    while frame is not None and not _is_of_user(frame.f_code.co_filename):
+        frame = frame.f_back
+    if frame is None:
+        return "an unknown place"
+    return _describe(frame.f_code.co_filename, frame.f_lineno, frame.f_code.co_name)
+
+
+def place_of_error(trace: TracebackType | None) -> str:
+    """Return the innermost place in the user's program of a traceback, or ""."""
+    stack = [
+        (frame.f_code.co_filename, line, frame.f_code.co_name)
+        for frame, line in traceback.walk_tb(trace)
+    ]
+    return place_in(reversed(stack))
+
+
+def place_in(stack: Iterable[tuple[str, int, str]]) -> str:
+    """Return the innermost place in the user's program of a recorded stack, or "".
+
+    Args:
+        stack: file, line and function of each frame, the innermost first.
     """
-    if not reported.is_set():
-        coordination.publish_at_exit(_ENDED.format(workers.own_name(strategy)), "1")
+    places = (_describe(*frame) for frame in stack if _is_of_user(frame[0]))
+    return next(places, "")
 
 
-def _has_ended(name: str) -> bool:
-    """Whether a worker has left word that it ended by itself."""
-    try:
-        return bool(coordination.lookup(_ENDED.format(name), _PROBE_SECONDS))
-    except tf.errors.OpError:
-        return False
+def source_line(place: str) -> str:
+    """Return the source line at a place; "" if it cannot be read."""
+    path, _, number = place.partition(" in ")[0].rpartition(":")
+    line = linecache.getline(path, int(number)) if number.isdecimal() else ""
+    return line.strip()
 
 
-_ENDED = "tf_dgc/ended/{}"
+def _is_of_user(path: str) -> bool:
+    """Whether a file is the user's, and not generated for a function being traced."""
+    return not path.startswith(_LIBRARIES) and _AUTOGRAPH not in path
 
 
-def _gist(message: str, length: int = 300) -> str:
-    """Return the one line of an error's message that says what happened."""
-    lines = message.rpartition("aborted by: ")[2].strip().splitlines() or [""]
-    return lines[0] if len(lines[0]) <= length else lines[0][:length] + " ..."
+def _describe(path: str, line: int, function: str) -> str:
+    return f"{path}:{line} in {function}"

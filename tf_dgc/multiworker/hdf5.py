@@ -1,9 +1,9 @@
-"""HDF5 files on disks that may be full: an error of the disk is an `OSError`.
+"""HDF5 files that raise an `OSError` if the disk is full.
 
-HDF5 cannot close what it cannot write: h5py raises a `RuntimeError`, or nothing at all,
-and the process crashes when the file is freed (h5py 3.14). So `writing` lets HDF5 write
-through a file that takes everything; what went wrong is raised when HDF5 has closed it.
-What Keras opens itself is left to it, and `as_os_errors` says at least what it was.
+HDF5 cannot close a file that it cannot write: h5py raises a `RuntimeError`, or nothing
+at all, and the process crashes when the file is freed (h5py 3.14). So `writing_hdf5`
+lets HDF5 write through a file that accepts everything, and raises the error when HDF5
+has closed it. For files that Keras opens, `as_os_errors` converts the exception.
 """
 
 import contextlib
@@ -18,32 +18,28 @@ import h5py
 
 
 class _Disk(io.FileIO):
-    """A file whose first error is kept; from there on nothing is written to it.
-
-    Attributes:
-        error: error of the disk, if there was one.
-    """
+    """A file that stores its first error, and ignores writes after it."""
 
     error: OSError | None = None
 
     def write(self, content: Any) -> int:
-        """Write all of `content`, and say so whether or not it is true."""
-        left = memoryview(content).cast("B")
-        size = len(left)
-        with self._noted():
-            while left and self.error is None:
-                left = left[super().write(left) :]
+        """Write all of `content`; report success even after an error."""
+        remaining = memoryview(content).cast("B")
+        size = len(remaining)
+        with self._storing_error():
+            while remaining and self.error is None:
+                remaining = remaining[super().write(remaining) :]
         return size
 
     def truncate(self, size: int | None = None) -> int:
-        """Give the file a size, and say so whether or not it is true."""
-        with self._noted():
+        """Set the file's size; report success even after an error."""
+        with self._storing_error():
             if self.error is None:
                 super().truncate(size)
         return self.tell() if size is None else size
 
     @contextlib.contextmanager
-    def _noted(self) -> Iterator[None]:
+    def _storing_error(self) -> Iterator[None]:
         try:
             yield
         except OSError as error:
@@ -51,17 +47,13 @@ class _Disk(io.FileIO):
 
 
 class Hdf5Writing:
-    """An HDF5 file that is written.
-
-    Attributes:
-        file: file, open to write.
-    """
+    """An HDF5 file, `file`, that is open for writing."""
 
     def __init__(self, disk: _Disk, file: h5py.File):
         self.file, self._disk = file, disk
 
     def check(self) -> None:
-        """Raise the error of the disk, if there was one, before more is written."""
+        """Raise the error of the disk, if there was one."""
         if self._disk.error is not None:
             raise self._disk.error
 
@@ -69,9 +61,6 @@ class Hdf5Writing:
 @contextlib.contextmanager
 def writing_hdf5(path: pathlib.Path) -> Iterator[Hdf5Writing]:
     """Yield a new file.
-
-    Args:
-        path: path of the file.
 
     Raises:
         OSError: with the path, if the disk does not take all of it.
@@ -83,22 +72,18 @@ def writing_hdf5(path: pathlib.Path) -> Iterator[Hdf5Writing]:
         except Exception as error:
             if disk.error is None:
                 raise
-            raise _failed(disk.error, path) from error
+            raise _with_path(disk.error, path) from error
         if disk.error is not None:
-            raise _failed(disk.error, path)
+            raise _with_path(disk.error, path)
 
 
-def _failed(error: OSError, path: pathlib.Path) -> OSError:
+def _with_path(error: OSError, path: pathlib.Path) -> OSError:
     return OSError(error.errno, error.strerror, str(path))
 
 
 @contextlib.contextmanager
 def as_os_errors(path: str | os.PathLike) -> Iterator[None]:
-    """Make an `OSError` of the `RuntimeError` that h5py raises for a full disk.
-
-    Args:
-        path: path of the file that is written within.
-    """
+    """Convert the `RuntimeError` that h5py raises for a full disk to an `OSError`."""
     try:
         yield
     except RuntimeError as error:

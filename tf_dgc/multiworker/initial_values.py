@@ -1,8 +1,8 @@
-"""Initial values: variables start alike on all workers, and only what differs is sent.
+"""Initial values of variables, equal on all workers.
 
 TensorFlow sends every variable from the first worker when it is created. Here the
-workers compare checksums, in one small collective. What is equal already, as weights
-from the same seed and slots of zeros, is not sent; the rest goes in pieces.
+workers compare checksums, in one small collective. Values that are already equal, such
+as weights from the same seed and slots of zeros, are not sent; others go in chunks.
 """
 
 import contextlib
@@ -25,11 +25,10 @@ _MAX_RANK = 8
 
 
 class InitialValues:
-    """Compares and sends the values that variables of a strategy start with.
+    """Compares and sends the initial values of a strategy's variables.
 
-    Args:
-        strategy: strategy of several workers; its instance is changed.
-        waiting: context in which this worker waits for others, of the purpose.
+    The strategy's instance is changed. `waiting` is a function of a purpose that
+    returns the context of a watched wait.
     """
 
     def __init__(
@@ -40,31 +39,31 @@ class InitialValues:
         self._strategy = strategy
         self._waiting = waiting
         self._group = WorkerGroup(strategy)
-        self._pending: list[np.ndarray] | None = None
-        replace_initial_values(strategy, self._settle, self._wait_for)
+        self._zeros: list[np.ndarray] | None = None  # specs, within `zeros_expected`
+        replace_initial_values(strategy, self._synchronize, self._wait_for)
 
     @contextlib.contextmanager
     def zeros_expected(self) -> Iterator[None]:
-        """Compare all zeros that variables start with within at once, at the end.
+        """Compare variables that start with zeros once, at the end of the context.
 
         Raises:
-            ValueError: on all workers, at the end, if they did not create as many.
+            ValueError: on all workers, at the end, if they created different ones.
         """
-        if self._pending is not None:
+        if self._zeros is not None:
             yield
             return
-        self._pending = []
+        self._zeros = []
         try:
             yield
-            created = self._pending
+            specs = self._zeros
         finally:
-            self._pending = None
+            self._zeros = None
         with tf.init_scope():  # a step may be being traced
-            self._check_at_once(created)
+            self._compare_zeros(specs)
 
-    def _check_at_once(self, created: list[np.ndarray]) -> None:
-        digest = _digest(np.concatenate([np.zeros(1, np.int64), *created]))
-        rows = self._gather(np.concatenate([digest, [len(created)]]))
+    def _compare_zeros(self, specs: list[np.ndarray]) -> None:
+        digest = _digest(np.concatenate([np.zeros(1, np.int64), *specs]))
+        rows = self._gather(np.concatenate([digest, [len(specs)]]))
         if (rows == rows[0]).all():
             return
         raise ValueError(
@@ -76,46 +75,46 @@ class InitialValues:
         with self._waiting(_PURPOSE):
             return broadcast()
 
-    def _settle(self, value: tf.Tensor, name: str) -> tf.Tensor:
+    def _synchronize(self, value: tf.Tensor, name: str) -> tf.Tensor:
         """Return the first worker's value.
 
         Raises:
-            ValueError: on all workers, if theirs are of different types or shapes.
+            ValueError: on all workers, if their dtypes or shapes differ.
         """
         content = _bytes(value)
-        kind = _kind(value)
-        if self._pending is not None and not content.any():
-            self._pending.append(kind)
+        spec = _spec(value)
+        if self._zeros is not None and not content.any():
+            self._zeros.append(spec)
             return value
-        rows = self._gather(np.concatenate([kind, _digest(content)]))
-        self._check_alike(rows[:, : len(kind)], name)
-        return value if (rows == rows[0]).all() else self._send(value)
+        rows = self._gather(np.concatenate([spec, _digest(content)]))
+        self._check_specs(rows[:, : len(spec)], name)
+        return value if (rows == rows[0]).all() else self._broadcast(value)
 
-    def _gather(self, note: np.ndarray) -> np.ndarray:
+    def _gather(self, row: np.ndarray) -> np.ndarray:
         with self._waiting(_PURPOSE):
-            rows = self._group.all_gather(tf.constant(note.view(np.int32)))
+            rows = self._group.all_gather(tf.constant(row.view(np.int32)))
             return rows.numpy().view(np.int64)
 
-    def _check_alike(self, rows: np.ndarray, name: str) -> None:
-        kinds = [_say(row) for row in rows]
-        if len(set(kinds)) == 1:
+    def _check_specs(self, rows: np.ndarray, name: str) -> None:
+        specs = [_format_spec(row) for row in rows]
+        if len(set(specs)) == 1:
             return
-        who = workers.all_names(self._strategy)
-        found = ", ".join(f"{k} on {w}" for k, w in zip(kinds, who, strict=True))
+        names = workers.all_names(self._strategy)
+        listed = ", ".join(f"{s} on {w}" for s, w in zip(specs, names, strict=True))
         raise ValueError(
-            f"Could not create the variable {name}: it is {found}. Do all workers "
+            f"Could not create the variable {name}: it is {listed}. Do all workers "
             "build the same model? All must run the same program with the same "
             "arguments."
         )
 
-    def _send(self, value: tf.Tensor) -> tf.Tensor:
-        """Return the first worker's value, which is equal in type and shape."""
+    def _broadcast(self, value: tf.Tensor) -> tf.Tensor:
+        """Return the first worker's value, which has the same dtype and shape."""
         words = _to_words(value)
         length = chunks.CHUNK_BYTES // words.itemsize
         for start in range(0, len(words), length):
-            piece = words[start : start + length]
+            chunk = words[start : start + length]
             with self._waiting(_PURPOSE):
-                piece[:] = self._group.broadcast(tf.constant(piece)).numpy()
+                chunk[:] = self._group.broadcast(tf.constant(chunk)).numpy()
         if self._group.is_first:
             return value
         content = words.view(np.uint8)[: len(_bytes(value))]
@@ -126,7 +125,7 @@ class InitialValues:
 def report_failed_variables(
     strategy: tf.distribute.MultiWorkerMirroredStrategy,
 ) -> None:
-    """Tell all workers why one could not create a variable, which takes all of them."""
+    """Report to all workers if one of them cannot create a variable."""
 
     def wrap(create: Callable) -> Callable:
         def create_variable(next_creator: Any, **kwargs: Any) -> Any:
@@ -146,22 +145,22 @@ def report_failed_variables(
     tf_collectives.wrap_variable_creation(strategy, wrap)
 
 
-def _kind(value: tf.Tensor) -> np.ndarray:
-    """Return dtype and shape as int64, always as many."""
+def _spec(value: tf.Tensor) -> np.ndarray:
+    """Return dtype and shape, int64 of fixed length."""
     shape = list(value.shape)[:_MAX_RANK]
-    kind = [value.dtype.as_datatype_enum, value.shape.rank, *shape]
-    return np.array(kind + [0] * (2 + _MAX_RANK - len(kind)), np.int64)
+    spec = [value.dtype.as_datatype_enum, value.shape.rank, *shape]
+    return np.array(spec + [0] * (2 + _MAX_RANK - len(spec)), np.int64)
 
 
-def _say(kind: np.ndarray) -> str:
-    dtype, rank, *shape = map(int, kind)
+def _format_spec(spec: np.ndarray) -> str:
+    dtype, rank, *shape = map(int, spec)
     return f"{tf.as_dtype(dtype).name} [{','.join(map(str, shape[:rank]))}]"
 
 
 def _digest(content: np.ndarray) -> np.ndarray:
-    """Return a checksum, int64, that two different arrays never share."""
-    found = hashlib.blake2b(content.data, digest_size=_DIGEST_BYTES).digest()
-    return np.frombuffer(found, np.int64)
+    """Return a collision-resistant checksum, int64 `[2]`."""
+    digest = hashlib.blake2b(content.data, digest_size=_DIGEST_BYTES).digest()
+    return np.frombuffer(digest, np.int64)
 
 
 def _bytes(value: tf.Tensor) -> np.ndarray:
@@ -169,7 +168,7 @@ def _bytes(value: tf.Tensor) -> np.ndarray:
 
 
 def _to_words(value: tf.Tensor) -> np.ndarray:
-    """Return the bits of a value as int32, filled up with zeros."""
+    """Return the bits of a value as int32, padded with zeros."""
     content = _bytes(value)
     words = np.zeros(-(-len(content) // 4), np.int32)
     words.view(np.uint8)[: len(content)] = content

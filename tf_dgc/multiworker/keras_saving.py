@@ -1,9 +1,9 @@
-"""One path for all workers, in the callbacks of `fit` and by `model.save`.
+"""Saving by `model.save` and Keras's callbacks, if all workers have the same path.
 
-Where all were given one path, one of them writes: for Keras's callbacks that save, and
-by `model.save` and `model.save_weights` once `fit` has seen the model. Only what
-workers have alike, as with an optimizer of Keras, one of them may save alone: then all
-who call `model.save` write, each for itself.
+One worker writes, for Keras's callbacks that save, and for `model.save` and
+`model.save_weights` once `fit` has been called. If the whole state is the same on all
+workers, as with an optimizer of Keras, one worker may save without the others: then all
+that call `model.save` write.
 """
 
 import functools
@@ -26,8 +26,6 @@ from tf_dgc.multiworker.callbacks import (
 )
 from tf_dgc.multiworker.layer_statistics import average_statistics
 
-# --- Keras's and TensorFlow's own ways to save end when all workers have written.
-
 SAVE_INSTEAD = (
     "Save by `tf_dgc.saving.save_model` or `save_weights`, by `tf_dgc.callbacks"
     ".ModelCheckpoint` or `BackupAndRestore`, by which one worker writes and all take "
@@ -36,9 +34,9 @@ SAVE_INSTEAD = (
 
 
 def finish_save_together(strategy: tf.distribute.Strategy) -> None:
-    """Make Keras, which saves an optimizer on all workers, end when all have written.
+    """Make Keras's saving return when all workers have written.
 
-    Call it on every worker while the optimizer is saved.
+    Call it on every worker while Keras saves the optimizer.
 
     Raises:
         ValueError: on all workers, if two of them write to the same file.
@@ -47,62 +45,54 @@ def finish_save_together(strategy: tf.distribute.Strategy) -> None:
     if not consensus.is_multi_worker(strategy):
         return
     file = save_hooks.closed_last()
-    if _own_files(strategy, save_hooks.path_being_saved(), file is not None):
-        save_hooks.call_when_closed(file, functools.partial(_end, strategy))
+    if _check_paths(strategy, save_hooks.path_being_saved(), file is not None):
+        save_hooks.call_when_closed(file, lambda error: _end_saving(strategy, error))
 
 
 def finish_checkpoint_together(strategy: tf.distribute.Strategy) -> None:
-    """Make `tf.train.Checkpoint` and its manager end when all workers have written."""
+    """Make `tf.train.Checkpoint` return when all workers have written."""
     if consensus.is_multi_worker(strategy):
-        end = functools.partial(_end, strategy, None)
-        save_hooks.call_when_checkpoint_is_written(end)
+        save_hooks.call_when_checkpoint_is_written(lambda: _end_saving(strategy, None))
 
 
-def _end(strategy: tf.distribute.Strategy, error: BaseException | None) -> None:
+def _end_saving(strategy: tf.distribute.Strategy, error: BaseException | None) -> None:
     if error is None:
         consensus.wait_for_workers(strategy, "finish saving")
-    elif isinstance(error, OSError):  # which this worker raises
+    elif isinstance(error, OSError):  # this worker raises it
         consensus.worker_failure(strategy, f"could not save: {error}")
 
 
-def _own_files(
+def _check_paths(
     strategy: tf.distribute.Strategy, path: str | None, writes: bool
 ) -> bool:
-    """Return whether all workers write something, each a file of its own.
+    """Return whether all workers write; raise if two write to the same file.
 
-    Args:
-        strategy: strategy whose workers save.
-        path: path that this worker writes to, if it is known.
-        writes: whether this worker writes, to whatever path.
+    `path` is None if it is not known.
     """
-    note = json.dumps([writes, path and [os.path.realpath(path), _inode(path)]])
-    notes = consensus.exchange_texts(strategy, note, "save")
-    said = {peer: json.loads(text) for peer, text in notes.items()}
-    paths = {peer: str(path) for peer, (_, path) in said.items() if path}
+    text = json.dumps([writes, path and [os.path.realpath(path), _inode(path)]])
+    texts = consensus.exchange_texts(strategy, text, "save")
+    answers = {peer: json.loads(text) for peer, text in texts.items()}
+    paths = {peer: str(path) for peer, (_, path) in answers.items() if path}
     if len(set(paths.values())) < len(paths):
         raise ValueError(
             "Several workers write to the same file at once, which would destroy it. "
             f"{SAVE_INSTEAD} Received: {paths}"
         )
-    return all(writes for writes, _ in said.values())
+    return all(writes for writes, _ in answers.values())
 
 
 def _inode(path: str) -> int | None:
-    """Return what tells two files of the same path on two machines apart."""
+    """Return what distinguishes files of the same path on two machines."""
     return os.stat(path).st_ino if os.path.exists(path) else None
 
 
 def prepare_saving(strategy: tf.distribute.Strategy, model: keras.Model) -> None:
-    """Let one worker write where all are given one path, in and after `fit`.
-
-    Args:
-        strategy: strategy of several workers.
-        model: Keras model, of which that instance's ways to save are wrapped.
-    """
+    """Make one worker write if all have the same path, in `fit` and after it."""
     _wrap_save(strategy, model, "save", ".keras", saving.save_model)
     _wrap_save(strategy, model, "save_weights", ".weights.h5", saving.save_weights)
-    begin = functools.partial(_share_callbacks, strategy)
-    save_hooks.call_when_fit_begins(model, begin)
+    save_hooks.call_when_fit_begins(
+        model, lambda callbacks: _share_callbacks(strategy, callbacks)
+    )
 
 
 def _wrap_save(
@@ -110,24 +100,24 @@ def _wrap_save(
     model: keras.Model,
     name: str,
     ending: str,
-    one_writes: Callable[[keras.Model, saving.Path], None],
+    save_on_one: Callable[[keras.Model, saving.Path], None],
 ) -> None:
     stock = getattr(model, name)
 
     @functools.wraps(stock)
     def save(filepath: Any, overwrite: bool = True, **kwargs: Any) -> None:
         write = functools.partial(stock, overwrite=overwrite, **kwargs)
-        by_all = _is_saved_by_all(model)
+        needs_all = _is_saved_by_all(model)
         replaces = overwrite and not kwargs
         if saving.is_writing():
             write(filepath)
-        elif not by_all and replaces and _is_one_file(model, name, filepath):
-            _write_alone(strategy, write, filepath)
-        elif not by_all or not _is_one_path_when_averaged(strategy, model, filepath):
+        elif not needs_all and replaces and _is_one_file(model, name, filepath):
+            _write_without_others(strategy, write, filepath)
+        elif not needs_all or not _is_one_path(strategy, model, filepath):
             with saving.raise_on_all_workers(strategy, filepath):
                 write(filepath)
         elif replaces and str(filepath).endswith(ending):
-            one_writes(model, filepath)
+            save_on_one(model, filepath)
         else:
             raise ValueError(
                 f"`{name}` to one path for all workers must be to a file that ends in "
@@ -139,10 +129,10 @@ def _wrap_save(
     setattr(model, name, save)
 
 
-def _is_one_path_when_averaged(
+def _is_one_path(
     strategy: tf.distribute.Strategy, model: keras.Model, filepath: Any
 ) -> bool:
-    average_statistics(model)
+    average_statistics(model)  # before anything is saved, on all workers
     return saving.is_one_path(strategy, filepath)
 
 
@@ -157,12 +147,12 @@ def _is_one_file(model: keras.Model, name: str, filepath: Any) -> bool:
     )
 
 
-def _write_alone(
+def _write_without_others(
     strategy: tf.distribute.Strategy, write: Callable[[Any], None], filepath: Any
 ) -> None:
-    """Write what all workers have alike, without asking whether others do too.
+    """Write state that is the same on all workers, whether or not others write too.
 
-    Each writes beside the file's place, by a name of its own; the last one's stays.
+    Each writes to a temporary file; that of the last one stays.
     """
     path = pathlib.Path(filepath)
     with (
@@ -173,7 +163,7 @@ def _write_alone(
 
 
 def _is_saved_by_all(model: keras.Model) -> bool:
-    """Whether the model has an optimizer that every worker has to save."""
+    """Whether the model has an optimizer that all workers must save together."""
     optimizer = getattr(model, "optimizer", None)  # none if it was not compiled
     candidates = optimizer, getattr(optimizer, "inner_optimizer", None)
     return any(getattr(o, "saved_by_all_workers", False) for o in candidates)
@@ -182,53 +172,55 @@ def _is_saved_by_all(model: keras.Model) -> bool:
 def _share_callbacks(
     strategy: tf.distribute.Strategy, callbacks: keras.callbacks.CallbackList
 ) -> None:
-    """Let one worker write for Keras's callbacks that save, if all have one path.
+    """Make one worker write for Keras's callbacks that save to one path for all.
 
-    Where workers have all in common that is to be saved, some of them may be without.
+    If the saved state is the same on all workers, some workers may lack the callback.
 
     Raises:
-        ValueError: on all workers, if that cannot be.
+        ValueError: on all workers, if their callbacks do not match.
     """
-    by_all = _is_saved_by_all(callbacks.model)
-    saves = {i: c for i, c in enumerate(callbacks.callbacks) if _path(c)}
-    needed = [type(c).__name__ for c in saves.values() if by_all or _restores(c)]
-    places = {i: _place(c) for i, c in saves.items()}
-    note = json.dumps([needed, sorted(set(places.values()))])
-    notes = consensus.exchange_texts(strategy, note, "begin to train")
-    of_all = {peer: json.loads(text) for peer, text in notes.items()}
-    given = {peer: needed for peer, (needed, _) in of_all.items()}
-    if any(names != needed for names in given.values()):
+    needs_all = _is_saved_by_all(callbacks.model)
+    saving_callbacks = {i: c for i, c in enumerate(callbacks.callbacks) if _path(c)}
+    required = [
+        type(c).__name__ for c in saving_callbacks.values() if needs_all or _restores(c)
+    ]
+    keys = {i: _key(c) for i, c in saving_callbacks.items()}
+    text = json.dumps([required, sorted(set(keys.values()))])
+    texts = consensus.exchange_texts(strategy, text, "begin to train")
+    answers = {peer: json.loads(text) for peer, text in texts.items()}
+    required_of_all = {peer: names for peer, (names, _) in answers.items()}
+    if any(names != required for names in required_of_all.values()):
         raise ValueError(
-            f"All workers must be given the same callbacks that {_WHY_ALL[by_all]}. "
-            f"Received: {given}"
+            "All workers must be given the same callbacks that "
+            f"{_WHY_ALL[needs_all]}. Received: {required_of_all}"
         )
-    alike = set.intersection(*(set(found) for _, found in of_all.values()))
-    for place in sorted(alike):
-        _share(strategy, callbacks, [i for i, p in places.items() if p == place])
+    common = set.intersection(*(set(peer_keys) for _, peer_keys in answers.values()))
+    for key in sorted(common):
+        _share(strategy, callbacks, [i for i in keys if keys[i] == key])
 
 
 _WHY_ALL = {
-    True: "save, as each holds a part of what is saved",
-    False: "restore, as all have to go on from the same place",
+    True: "save, as each holds a part of the state",
+    False: "restore, as all must continue from the same place",
 }
 
 
 def _share(
     strategy: tf.distribute.Strategy,
     callbacks: keras.callbacks.CallbackList,
-    chosen: list[int],
+    indices: list[int],
 ) -> None:
-    """Let one worker write for these callbacks, which have the same path."""
-    if not saving.is_one_path(strategy, _path(callbacks.callbacks[chosen[0]])):
+    """Make one worker write for these callbacks, which have the same path."""
+    if not saving.is_one_path(strategy, _path(callbacks.callbacks[indices[0]])):
         return
-    for i in chosen:
+    for i in indices:
         callbacks.callbacks[i] = _for_all(callbacks.callbacks[i])
         callbacks.callbacks[i].set_model(callbacks.model)
         callbacks.callbacks[i].set_params(callbacks.params)
 
 
-def _place(callback: keras.callbacks.Callback) -> str:
-    """Return what is the same on workers whose callbacks may be one."""
+def _key(callback: keras.callbacks.Callback) -> str:
+    """Return class and path, which workers must have in common to share a callback."""
     return f"{type(callback).__name__} {os.path.realpath(_path(callback) or '')}"
 
 
@@ -237,17 +229,17 @@ def _restores(callback: keras.callbacks.Callback) -> bool:
 
 
 def _path(callback: keras.callbacks.Callback) -> str | None:
-    """Return where one of Keras's own callbacks saves."""
+    """Return where one of Keras's own callbacks saves; None for other callbacks."""
     if _restores(callback):
         return os.path.join(callback.backup_dir, "latest.weights.h5")
-    ours = isinstance(callback, ModelCheckpoint)
-    if isinstance(callback, keras.callbacks.ModelCheckpoint) and not ours:
+    is_ours = isinstance(callback, ModelCheckpoint)
+    if isinstance(callback, keras.callbacks.ModelCheckpoint) and not is_ours:
         return callback.filepath
     return None
 
 
 def _for_all(callback: keras.callbacks.Callback) -> keras.callbacks.Callback:
-    """Return a callback that does the same, and of which one worker writes."""
+    """Return a callback that does the same, with one worker that writes."""
     if type(callback) is keras.callbacks.ModelCheckpoint:
         if _is_saved_by_all(callback.model) or not is_old_format(callback):
             callback.__class__ = ModelCheckpoint
@@ -266,4 +258,4 @@ def _for_all(callback: keras.callbacks.Callback) -> keras.callbacks.Callback:
             "or give every worker a directory of its own. Received: "
             f"{type(callback).__name__}, backup_dir={show(callback.backup_dir)}"
         )
-    return callback  # it saves by `model.save`, or `save_weights`: see `_wrap_save`
+    return callback  # saves by `model.save` or `save_weights`: see `_wrap_save`

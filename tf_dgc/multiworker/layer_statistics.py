@@ -1,10 +1,9 @@
-"""Statistics: what layers keep of the data they saw, averaged over workers.
+"""Layer statistics, such as those of batch normalization, averaged over workers.
 
 A batch normalization's moving mean and variance are not trained by gradients. Under a
-strategy every replica moves its own by its own batches, so that they differ.
+strategy every replica updates its own from its own batches, so that they differ.
 """
 
-import contextlib
 import functools
 import warnings
 import weakref
@@ -19,24 +18,24 @@ from tf_dgc.multiworker import consensus, failures
 
 
 def average_statistics(model: keras.Model) -> None:
-    """Give all workers the mean of the statistics that the model's layers keep.
+    """Average the statistics of the model's layers over all workers.
 
-    These are the moving means and variances of `keras.layers.BatchNormalization`, and
-    whatever else of floating point type a layer makes with `trainable=False`, but for
-    metrics, random streams, the states of recurrent layers, and variables that a
-    strategy keeps equal by itself (those with an `aggregation`). Frozen weights are
-    equal anyway.
+    Statistics are the moving means and variances of `keras.layers.BatchNormalization`,
+    and all other floating point variables that a layer creates with `trainable=False`.
+    Metrics, random streams, the states of recurrent layers, and variables with an
+    `aggregation`, which a strategy keeps equal, are left out.
 
-    Each replica counts by the number of examples that it has trained on since the last
-    mean, by `fit` or `train_on_batch`. A replica without any contributes nothing. In a
-    loop of your own nobody counts examples, so all replicas count alike; one whose
-    values hold NaN or Inf, as those of a batch normalization do after an empty batch,
-    is left out with a warning.
+    Each replica is weighted by the number of examples that it has trained on since the
+    last mean, by `fit` or `train_on_batch`. A replica without any contributes nothing.
+    In a custom training loop nothing counts examples, so all replicas have the same
+    weight; a replica whose values contain NaN or Inf, as those of a batch normalization
+    do after an empty batch, is left out with a warning.
 
-    On a prepared strategy `fit` does so at the end of every epoch, before validation
-    and callbacks; `evaluate` before it begins; and `tf_dgc.saving` and the callbacks of
-    `tf_dgc` before they save. In a loop of your own call it before you evaluate or
-    save, outside of `strategy.run` and on every worker: it is one collective of all.
+    In a prepared strategy, `fit` calls this at the end of every epoch, before
+    validation and callbacks; `evaluate` before it begins; and `tf_dgc.saving` and the
+    callbacks of `tf_dgc` before they save. In a custom training loop, call it before
+    you evaluate or save, outside of `strategy.run` and on every worker: it is one
+    collective of all.
 
     Args:
         model: Keras model, built in the scope of the strategy.
@@ -53,45 +52,42 @@ def average_statistics(model: keras.Model) -> None:
 
 
 def average_statistics_of(model: keras.Model) -> None:
-    """Do what `average_statistics` does, where all workers are known to come."""
+    """Average as `average_statistics`, without checking first that all workers come."""
     strategy = model.distribute_strategy
     variables = _statistics(model)
     if strategy.num_replicas_in_sync == 1 or not variables:
         return
     counts = _counts.get(model)
-    nobody = [tf.zeros([], tf.int64)] * len(strategy.extended.worker_devices)
-    several = consensus.is_multi_worker(strategy)
-    with failures.naming_workers(strategy) if several else contextlib.nullcontext():
-        _average(strategy, variables, counts.local() if counts else nobody)
+    if counts:
+        examples = counts.local()
+    else:
+        examples = [tf.zeros([], tf.int64)] * len(strategy.extended.worker_devices)
+    if consensus.is_multi_worker(strategy):
+        with failures.naming_workers(strategy):
+            _average(strategy, variables, examples)
+    else:
+        _average(strategy, variables, examples)
     if counts:
         counts.reset()
 
 
 def count_examples(model: keras.Model) -> None:
-    """Let this model instance count examples, and ignore batches without any.
+    """Make this model instance count examples, and ignore empty batches.
 
-    Where a replica's share of a batch is empty, its training step leaves the variables
-    of batch normalizations as they were, and all other statistics that it would make
-    NaN or Inf.
-
-    Args:
-        model: Keras model, built in the scope of the strategy.
+    If a replica's share of a batch is empty, its training step changes no variables of
+    batch normalizations, and no other statistics that would become NaN or Inf.
     """
     strategy = model.distribute_strategy
     if strategy.num_replicas_in_sync == 1:
         return
     counts = _counts[model] = ExampleCounts(strategy)
     keras_trainer.wrap_train_step(
-        model, functools.partial(_count_in_step, model, counts)
+        model, lambda stock: _count_in_step(model, counts, stock)
     )
 
 
 class ExampleCounts:
-    """How many examples each local replica has trained on since the last mean.
-
-    Args:
-        strategy: strategy of the replicas.
-    """
+    """Numbers of examples that local replicas have trained on since the last mean."""
 
     def __init__(self, strategy: tf.distribute.Strategy):
         replicas = strategy.experimental_local_results(
@@ -101,7 +97,7 @@ class ExampleCounts:
         )
         devices = strategy.extended.worker_devices
         self._variables = {
-            int(replica): keras_trainer.make_counter(device)
+            int(replica): tf_collectives.local_variable(0, tf.int64, device)
             for replica, device in zip(replicas, devices, strict=True)
         }
 
@@ -112,11 +108,11 @@ class ExampleCounts:
         self._variables[replica].assign_add(tf.cast(number, tf.int64))
 
     def local(self) -> list[tf.Tensor]:
-        """Return the numbers of this process's replicas."""
+        """Return the number of each local replica."""
         return [variable.read_value() for variable in self._variables.values()]
 
     def reset(self) -> None:
-        """Begin again at 0."""
+        """Set all numbers to 0."""
         for variable in self._variables.values():
             variable.assign(0)
 
@@ -148,9 +144,10 @@ def _count_in_step(
         examples = tf.shape(first)[0]
         before = [tf.convert_to_tensor(v.value) for v in variables]
         logs = stock(data)
-        own = {id(v) for v in keras_trainer.variables_of_batch_normalizations(model)}
+        batch_norms = keras_trainer.variables_of_batch_normalizations(model)
+        ids = {id(v) for v in batch_norms}
         _restore_if(
-            tf.equal(examples, 0), variables, before, [id(v) in own for v in variables]
+            tf.equal(examples, 0), variables, before, [id(v) in ids for v in variables]
         )
         counts.add(examples)
         return logs
@@ -170,16 +167,18 @@ def _restore_if(
         empty: whether the batch is empty, scalar bool.
         variables: statistics.
         before: value of each before the step.
-        always: whether each is restored also if its new value is finite. Values that
-            depend on no data, as the vector of a spectral normalization, have to stay
+        always: whether each is restored even if its new value is finite. Values that
+            do not depend on data, as the vector of a spectral normalization, must stay
             equal on all replicas.
     """
 
     def restore() -> tf.Tensor:
-        for variable, old, even_finite in zip(variables, before, always, strict=True):
+        for variable, old, restore_finite in zip(
+            variables, before, always, strict=True
+        ):
             new = tf.convert_to_tensor(variable.value)
-            keeps_new = not even_finite and _is_finite(new)
-            variable.assign(tf.where(keeps_new, new, old))
+            keep_new = not restore_finite and _is_finite(new)
+            variable.assign(tf.where(keep_new, new, old))
         return tf.constant(True)
 
     tf.cond(empty, restore, lambda: tf.constant(False))
@@ -189,9 +188,9 @@ def _is_finite(value: tf.Tensor) -> tf.Tensor:
     return tf.reduce_all(tf.math.is_finite(value))
 
 
-# Weight of a replica that counted no example. In double precision it disappears next
-# to one example, so it matters only where no replica counted any.
-_UNCOUNTED = 2.0**-200
+# Weight of a replica without examples. In double precision it vanishes next to that of
+# one example, so it only matters if no replica has any.
+_NO_EXAMPLES = 2.0**-200
 
 
 def _average(
@@ -199,13 +198,7 @@ def _average(
     variables: Sequence[keras.Variable],
     examples: Sequence[tf.Tensor],
 ) -> None:
-    """Replace statistics by their weighted mean over all replicas, in one collective.
-
-    Args:
-        strategy: strategy of the variables.
-        variables: statistics.
-        examples: number of examples of each local replica, its weight.
-    """
+    """Replace statistics by their mean over all replicas, weighted by examples."""
     copies = [strategy.experimental_local_results(v.value) for v in variables]
     replicas = zip(*copies, strict=True)
     vectors = [
@@ -222,27 +215,23 @@ def _average(
 
 
 def _weighted(values: Sequence[tf.Variable], examples: tf.Tensor) -> tf.Tensor:
-    """Return a replica's statistics, each times its weight, and then the weights.
+    """Return a replica's statistics times their weights, followed by the weights.
 
-    In double precision, in which equal values have a mean of the same bits.
-
-    Args:
-        values: the replica's statistics.
-        examples: number of its examples.
+    In double precision, so that the mean of equal values has the same bits.
     """
-    counted = tf.greater(examples, 0)
-    weight = tf.where(counted, tf.cast(examples, tf.float64), _UNCOUNTED)
+    has_examples = tf.greater(examples, 0)
+    weight = tf.where(has_examples, tf.cast(examples, tf.float64), _NO_EXAMPLES)
     weights, scaled = [], []
     for value in values:
         flat = tf.reshape(tf.cast(value, tf.float64), [-1])
-        counts = tf.logical_or(counted, _is_finite(flat))
-        weights.append(tf.where(counts, weight, 0.0))
-        scaled.append(tf.where(counts, weight * flat, tf.zeros_like(flat)))
-    _warn_of_left_out(weights)
+        included = tf.logical_or(has_examples, _is_finite(flat))
+        weights.append(tf.where(included, weight, 0.0))
+        scaled.append(tf.where(included, weight * flat, tf.zeros_like(flat)))
+    _warn_about_excluded(weights)
     return tf.concat([*scaled, tf.stack(weights)], axis=0)
 
 
-def _warn_of_left_out(weights: Sequence[tf.Tensor]) -> None:
+def _warn_about_excluded(weights: Sequence[tf.Tensor]) -> None:
     if tf.executing_eagerly() and any(float(weight) == 0.0 for weight in weights):
         warnings.warn(
             "Statistics of layers on this worker, such as the moving mean of a "

@@ -1,7 +1,7 @@
-"""Loss scale: what an overflow on one replica means for the others.
+"""Loss scaling with gradients that differ between replicas.
 
-`LossScaleOptimizer` asks every replica whether its gradients are finite and goes by the
-first one's answer, as if they had been summed before.
+`LossScaleOptimizer` checks on every replica whether its gradients are finite and uses
+the first replica's result, as if the gradients had been summed before.
 """
 
 from collections.abc import Callable
@@ -12,15 +12,12 @@ import tensorflow as tf
 
 
 def synchronize_loss_scale(strategy: tf.distribute.Strategy) -> None:
-    """Make the replicas of a strategy agree about an overflow, or need no agreement.
+    """Make all replicas of a strategy skip a step if the gradients of one overflow.
 
-    Where they meet in every step, all skip a step if the gradients of one overflowed.
-    Elsewhere an overflow would get into all weights, and where processes differ, one
-    would skip the step while the others wait for it. Around an optimizer that steps
-    alone (`LocalOptimizer`) each has a loss scale of its own, and leaves out its own.
-
-    Args:
-        strategy: strategy whose instance is changed.
+    Otherwise an overflow would reach all weights, or one process would skip the step
+    while the others wait for it. Around an optimizer with local steps
+    (`LocalOptimizer`) each replica has a loss scale of its own, and skips its own
+    gradients only.
     """
     stock_call = strategy.extended.call_for_each_replica
 
@@ -33,7 +30,7 @@ def synchronize_loss_scale(strategy: tf.distribute.Strategy) -> None:
 
 
 def _replace(fn: Any) -> Any:
-    """Return what is to be called instead of a method of `LossScaleOptimizer`."""
+    """Return what to call instead of a method of `LossScaleOptimizer`."""
     owner = getattr(fn, "__self__", None)
     if not isinstance(owner, keras.optimizers.LossScaleOptimizer):
         return fn
@@ -45,7 +42,7 @@ def _replace(fn: Any) -> Any:
 
 
 def _steps_alone(owner: Any) -> bool:
-    return getattr(owner.inner_optimizer, "steps_alone", False)
+    return getattr(owner.inner_optimizer, "steps_locally", False)
 
 
 def _true_everywhere(check: Callable) -> Callable:
@@ -65,19 +62,19 @@ def _always_true(*args: Any) -> tf.Tensor:
 def _scale_alone(owner: Any, step: Callable) -> Callable:
     """Return the step of one replica, which halves its own scale at an overflow.
 
-    The optimizer within is called in any case, as it counts calls, and leaves out
-    gradients that are not finite.
+    The inner optimizer is always called, because it counts calls; it ignores gradients
+    that are not finite.
     """
 
     def step_and_scale(gradients: Any, variables: Any) -> None:
         finite = owner.check_finite(gradients)
         halved = tf.convert_to_tensor(owner.dynamic_scale.value) * 0.5
         step(gradients, variables)
-        for variable, otherwise in (
+        for variable, value_at_overflow in (
             (owner.dynamic_scale, halved),
             (owner.step_counter, tf.zeros([], owner.step_counter.dtype)),
         ):
             value = tf.convert_to_tensor(variable.value)
-            variable.assign(tf.where(finite, value, otherwise))
+            variable.assign(tf.where(finite, value, value_at_overflow))
 
     return step_and_scale

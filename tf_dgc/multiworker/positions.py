@@ -1,4 +1,4 @@
-"""Where workers are: how many collectives of each group they have come to."""
+"""Positions of workers: how many collectives each has started and finished."""
 
 import dataclasses
 import json
@@ -7,23 +7,21 @@ from collections.abc import Mapping, Sequence
 from typing import TypeAlias
 
 Group: TypeAlias = tuple[int, ...] | None
-"""Indices of the workers that meet, ascending; None for all.
+"""Indices of the workers that take part, ascending; None for all.
 
-Of what goes on beside the steps, a number below 0 comes before them.
+A group of background collectives begins with a number below 0.
 """
 
 Counts: TypeAlias = Mapping[Group, Sequence[int]]
-"""Collectives started and finished, of each group."""
+"""Number of collectives started and finished, by group."""
 
 
 @dataclasses.dataclass(frozen=True)
 class Collective:
     """A collective that a worker waits in.
 
-    Attributes:
-        key: number that all workers of a collective have in common, and that differs
-            between kinds, dtypes and shapes; 0 if it is not known.
-        name: name of it, as errors say it.
+    Its key is the same on all workers, and differs between kinds, dtypes and shapes; 0
+    if it is not known. Its name is for errors.
     """
 
     key: int
@@ -31,22 +29,21 @@ class Collective:
 
     @classmethod
     def of_purpose(cls, purpose: str) -> "Collective":
-        """Return what is told apart from others by its purpose alone."""
+        """Return a wait that is identified by its purpose alone."""
         return cls(1 + zlib.crc32(purpose.encode()), purpose)
 
 
 @dataclasses.dataclass(frozen=True)
 class Position:
-    """Where a worker is, as it publishes it.
+    """A worker's position, as it publishes it.
 
     Attributes:
         counts: number of collectives started and finished, of each group that this
             worker has been in.
         tracing: whether it is tracing a `tf.function`.
         place: place in the user's program, as text.
-        line: text of the line there.
-        collectives: collectives that this worker waits in, of each group; without
-            those that are not known.
+        line: source line at that place.
+        collectives: collectives that this worker waits in, by group, if they are known.
         beat: number that changes as long as this worker traces and is not stuck.
     """
 
@@ -59,21 +56,23 @@ class Position:
 
     @property
     def waits_in(self) -> list[Group]:
-        """Groups in a collective of which it is."""
+        """Groups in whose collectives this worker waits."""
         return [
-            g for g, (started, finished) in self.counts.items() if finished < started
+            group
+            for group, (started, finished) in self.counts.items()
+            if finished < started
         ]
 
     def waits_for(self, index: int) -> list[Group]:
-        """Return the groups it waits in of which the worker of this index is one."""
+        """Return the groups it waits in that the worker with this index belongs to."""
         return [g for g in self.waits_in if g is None or index in g]
 
     def started(self, group: Group) -> int:
-        """Return how many collectives of a group it has come to."""
+        """Return how many collectives of a group this worker has started."""
         return self.counts.get(group, (0, 0))[0]
 
     def to_json(self) -> str:
-        """Return it as text."""
+        """Return the position as text."""
         counts = [[group, *pair] for group, pair in self.counts.items()]
         collectives = [[g, c.key, c.name] for g, c in self.collectives.items()]
         return json.dumps(
@@ -82,7 +81,7 @@ class Position:
 
     @classmethod
     def from_json(cls, text: str) -> "Position":
-        """Return what `to_json` made a text of."""
+        """Return the position that `to_json` wrote."""
         counts, tracing, place, line, collectives, beat = json.loads(text)
         pairs = {_group(group): (s, f) for group, s, f in counts}
         pending = {_group(g): Collective(key, name) for g, key, name in collectives}
@@ -93,68 +92,58 @@ def _group(indices: list[int] | None) -> Group:
     return None if indices is None else tuple(indices)
 
 
-def differ(mine: Position, other: Position) -> bool:
+def in_different_collectives(position: Position, other: Position) -> bool:
     """Whether two workers wait for each other in different collectives.
 
     The nth collective of a group must be the same one on all of its members.
     """
     return any(
         group in other.waits_in
-        and other.started(group) == mine.started(group)
-        and other.collectives[group].key != mine.collectives[group].key
-        for group in mine.waits_in
-        if group in mine.collectives and group in other.collectives
+        and other.started(group) == position.started(group)
+        and other.collectives[group].key != position.collectives[group].key
+        for group in position.waits_in
+        if group in position.collectives and group in other.collectives
+    )
+
+
+def is_behind(position: Position, other: Position, other_index: int) -> bool:
+    """Whether the other worker has yet to come to where this one waits."""
+    return any(
+        other.started(group) < position.started(group)
+        for group in position.waits_for(other_index)
     )
 
 
 def wait_for_each_other(
-    mine: Position, my_index: int, other: Position, index: int
+    position: Position, index: int, other: Position, other_index: int
 ) -> bool:
     """Whether each of two workers waits in a group to which the other has yet to come.
 
-    What goes on in the background does not count: it has threads of its own, and a
-    worker that waits there may come to the other's collective all the same.
-
-    Args:
-        mine: position of this worker.
-        my_index: index of this worker among all.
-        other: position of the other one.
-        index: index of the other one among all.
+    Background groups do not count: they have threads of their own, and a worker that
+    waits there may still come to the other's collective.
     """
-    return _in_steps(mine, other, index) and _in_steps(other, mine, my_index)
+    return _is_behind_in_steps(position, other, other_index) and _is_behind_in_steps(
+        other, position, index
+    )
 
 
-def _in_steps(waiting: Position, other: Position, index: int) -> bool:
-    """Do what `behind` does, without what goes on in the background."""
+def _is_behind_in_steps(position: Position, other: Position, other_index: int) -> bool:
     return any(
-        other.started(group) < waiting.started(group)
-        for group in waiting.waits_for(index)
+        other.started(group) < position.started(group)
+        for group in position.waits_for(other_index)
         if group is None or min(group) >= 0
     )
 
 
-def workers_behind(mine: Position, other: Position, index: int) -> bool:
-    """Whether another worker has yet to come to where this one waits.
-
-    Args:
-        mine: position of this worker.
-        other: position of the other one.
-        index: index of the other one among all.
-    """
-    return any(
-        other.started(group) < mine.started(group) for group in mine.waits_for(index)
-    )
-
-
-def describe_positions(position: Position) -> str:
-    """Return which collectives a worker waits in, as errors say it."""
+def describe_position(position: Position) -> str:
+    """Return which collectives a worker waits in, for errors."""
     return " and ".join(
-        f"collective {position.started(group)}" + _members(group)
+        f"collective {position.started(group)}" + _describe_group(group)
         for group in position.waits_in
     )
 
 
-def _members(group: Group) -> str:
+def _describe_group(group: Group) -> str:
     if group is None:
         return ""
     if min(group) < 0:

@@ -1,4 +1,4 @@
-"""Arriving: workers wait for each other before TensorFlow does, on the same ports."""
+"""Wait until all workers have started, on the ports that TensorFlow will use."""
 
 import contextlib
 import errno
@@ -14,60 +14,53 @@ ANSWER_SECONDS = 2.0
 _RETRY_SECONDS = 0.2
 
 
-def wait_for_all_workers(addresses: dict[str, str], me: str, seconds: float) -> None:
+def wait_for_all_workers(
+    addresses: dict[str, str], this_worker: str, seconds: float
+) -> None:
     """Wait until every worker has reached every other one.
 
-    Each listens on the port that its TensorFlow server is going to have, calls all
-    others, and waits for their calls. Who was called by all is needed no more.
-
-    Args:
-        addresses: `host:port` of every worker by its name.
-        me: name of this worker.
-        seconds: time to wait.
+    Each listens on the port of its future TensorFlow server, connects to all others,
+    and waits for their connections. A worker that all others have reached may continue.
 
     Raises:
-        RuntimeError: naming the workers that did not come, and were not reached; or
-            this one's port, if another program has it all the time.
+        RuntimeError: naming the workers that did not connect and were not reached; or
+            this worker's port, if another program keeps it.
     """
     deadline = time.monotonic() + seconds
-    over = threading.Event()
+    cancelled = threading.Event()
 
-    def left() -> float:
-        return 0.0 if over.is_set() else deadline - time.monotonic()
+    def remaining() -> float:
+        return 0.0 if cancelled.is_set() else deadline - time.monotonic()
 
-    peers = _without(addresses, me)
+    peers = _without(addresses, this_worker)
     with (
-        _listen(addresses, me, seconds) as listener,
+        _listen(addresses, this_worker, seconds) as listener,
         ThreadPoolExecutor(len(peers) + 1) as threads,
-        contextlib.ExitStack() as ends,
+        contextlib.ExitStack() as stack,
     ):
-        ends.callback(over.set)  # on an interrupt, too
-        answered = threads.submit(_answer, listener, set(peers), left)
-        calls = {n: threads.submit(_call, a, me, left) for n, a in peers.items()}
-        met = {n for n in answered.result() if calls[n].result()}
+        stack.callback(cancelled.set)  # on an interrupt, too
+        callers = threads.submit(_answer, listener, set(peers), remaining)
+        calls = {
+            name: threads.submit(_call, address, this_worker, remaining)
+            for name, address in peers.items()
+        }
+        met = {name for name in callers.result() if calls[name].result()}
     missing = [name for name in peers if name not in met]
     if missing:
-        raise missing_workers_error(addresses, me, missing, seconds)
+        raise missing_workers_error(addresses, this_worker, missing, seconds)
 
 
-def _without(addresses: dict[str, str], me: str) -> dict[str, str]:
-    return {name: address for name, address in addresses.items() if name != me}
+def _without(addresses: dict[str, str], worker: str) -> dict[str, str]:
+    return {name: address for name, address in addresses.items() if name != worker}
 
 
 def missing_workers_error(
-    addresses: dict[str, str], me: str, missing: list[str], seconds: float
+    addresses: dict[str, str], this_worker: str, missing: list[str], seconds: float
 ) -> RuntimeError:
-    """Return the error of a worker that waited for others to start.
-
-    Args:
-        addresses: `host:port` of every worker by its name.
-        me: name of this worker.
-        missing: names of those that did not come.
-        seconds: time that it waited.
-    """
+    """Return the error of a worker that waited for others to start."""
     names = [f"{name} ({addresses[name]})" for name in missing]
     return RuntimeError(
-        f"tf_dgc: {me} ({addresses[me]}) waited {seconds:g} s for "
+        f"tf_dgc: {this_worker} ({addresses[this_worker]}) waited {seconds:g} s for "
         f"{' and '.join(names)} to start, in vain. Look at the end of what that "
         "worker printed; check that it was started, with the same cluster in "
         "TF_CONFIG, and that its port can be reached. If it only starts slowly, "
@@ -75,10 +68,13 @@ def missing_workers_error(
     )
 
 
-def _listen(addresses: dict[str, str], me: str, seconds: float) -> socket.socket:
-    """Listen on this worker's port, waiting for it if another program has it."""
+def _listen(
+    addresses: dict[str, str], this_worker: str, seconds: float
+) -> socket.socket:
+    """Listen on this worker's port; wait for it if another program has it."""
     deadline = time.monotonic() + seconds
-    port = int(addresses[me].rpartition(":")[2])
+    address = addresses[this_worker]
+    port = int(address.rpartition(":")[2])
     while True:
         try:
             return _server(port)
@@ -87,7 +83,7 @@ def _listen(addresses: dict[str, str], me: str, seconds: float) -> socket.socket
                 raise
             if time.monotonic() > deadline:
                 raise RuntimeError(
-                    f"tf_dgc: {me} ({addresses[me]}) waited {seconds:g} s for port "
+                    f"tf_dgc: {this_worker} ({address}) waited {seconds:g} s for port "
                     f"{port}, in vain: another program of this machine listens on it. "
                     "End that program, perhaps a worker of an earlier run, or give "
                     "this worker another port in the TF_CONFIG of all workers."
@@ -104,11 +100,11 @@ def _server(port: int) -> socket.socket:
 
 
 def _answer(
-    listener: socket.socket, expected: set[str], left: Callable[[], float]
+    listener: socket.socket, expected: set[str], remaining: Callable[[], float]
 ) -> set[str]:
-    """Return the names of those who called, when all did or it is too late."""
+    """Answer calls; return the callers' names when all called or time is over."""
     callers: set[str] = set()
-    while callers < expected and (seconds := left()) > 0:
+    while callers < expected and (seconds := remaining()) > 0:
         listener.settimeout(min(seconds, _RETRY_SECONDS))
         with contextlib.suppress(OSError):
             connection, _ = listener.accept()
@@ -120,12 +116,12 @@ def _answer(
     return callers
 
 
-def _call(address: str, me: str, left: Callable[[], float]) -> bool:
-    """Say our name to a worker, and wait for the answer; return whether it came."""
-    while (seconds := left()) > 0:
+def _call(address: str, this_worker: str, remaining: Callable[[], float]) -> bool:
+    """Send our name to a worker; return whether it answered."""
+    while (seconds := remaining()) > 0:
         try:
             with _connect(address, seconds) as peer:
-                peer.sendall(f"{me}\n".encode())
+                peer.sendall(f"{this_worker}\n".encode())
                 if peer.recv(1):
                     return True
         except OSError:
@@ -134,21 +130,16 @@ def _call(address: str, me: str, left: Callable[[], float]) -> bool:
     return False
 
 
-def silent_workers(addresses: dict[str, str], me: str) -> list[str]:
-    """Return the other workers at whose addresses no server of TensorFlow's speaks.
-
-    Args:
-        addresses: `host:port` of every worker by its name.
-        me: name of this worker.
-    """
-    peers = _without(addresses, me)
+def silent_workers(addresses: dict[str, str], this_worker: str) -> list[str]:
+    """Return the other workers whose TensorFlow server does not respond."""
+    peers = _without(addresses, this_worker)
     with ThreadPoolExecutor(len(addresses)) as threads:
-        speak = list(threads.map(_speaks, peers.values()))
-    return [n for n, speaks in zip(peers, speak, strict=True) if not speaks]
+        responses = list(threads.map(_speaks, peers.values()))
+    return [name for name, speaks in zip(peers, responses, strict=True) if not speaks]
 
 
 def _speaks(address: str) -> bool:
-    """Whether a gRPC server greets there, as HTTP/2 wants (RFC 9113, section 3.4)."""
+    """Whether a gRPC server sends HTTP/2's preface (RFC 9113, section 3.4)."""
     with contextlib.suppress(OSError), _connect(address, ANSWER_SECONDS) as peer:
         peer.sendall(b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + _EMPTY_SETTINGS)
         return bool(peer.recv(1))

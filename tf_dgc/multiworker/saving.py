@@ -1,7 +1,7 @@
-"""Save a model that several workers train: one file, complete or not there at all.
+"""Save a model that several workers train, to one file that is always complete.
 
-Every worker has to call these functions, since each holds a part of what is saved. One
-of them writes.
+Every worker must call these functions, since each holds a part of the state. One of
+them writes.
 
 >>> tf_dgc.saving.save_model(model, "model.keras")
 >>> model = keras.models.load_model("model.keras")  # also on every worker
@@ -9,7 +9,6 @@ of them writes.
 
 import contextlib
 import contextvars
-import functools
 import os
 import pathlib
 import re
@@ -28,25 +27,24 @@ from tf_dgc.multiworker.layer_statistics import average_statistics
 
 Path = str | os.PathLike
 _UNFINISHED = ".unfinished."
-_DRAWN = r"[0-9a-f]{32}"
-_LEFT_SECONDS = 3600.0  # without a write, behind which nobody writes any more
+_ABANDONED_SECONDS = 3600.0  # without a write
 
-UNFINISHED = re.escape(_UNFINISHED) + _DRAWN + r"\."
-"""Regular expression of what is before the name of a file while it is written."""
+UNFINISHED = re.escape(_UNFINISHED) + r"[0-9a-f]{32}\."
+"""Regular expression of the prefix of a file's name while it is written."""
 
 
 def save_model(model: keras.Model, filepath: Path) -> None:
-    """Do what `model.save` does, on several workers, and replace the file at once.
+    """Save a model as `model.save` does, with one file for all workers.
 
-    The file is written beside its place and then moved there: until it is complete, a
-    file that was there before stays as it was, whatever happens to the process.
+    The file is written under another name in the same directory and then renamed. Until
+    then an existing file stays as it was, whatever happens to the process.
 
     Args:
         model: Keras model, compiled under the workers' strategy.
         filepath: path of a file, local or on a mounted disk, ending in `.keras`.
 
     Raises:
-        ValueError: for another ending.
+        ValueError: if the path has another ending.
         OSError: if the file cannot be written. With several workers, `RuntimeError`
             on all of them.
         RuntimeError: if a worker does not call it within `TF_DGC_TIMEOUT` seconds.
@@ -55,7 +53,7 @@ def save_model(model: keras.Model, filepath: Path) -> None:
 
 
 def save_weights(model: keras.Model, filepath: Path) -> None:
-    """Do what `model.save_weights` does, as `save_model` does it.
+    """Save weights as `model.save_weights` does, in the way of `save_model`.
 
     Args:
         model: Keras model, compiled under the workers' strategy.
@@ -66,7 +64,7 @@ def save_weights(model: keras.Model, filepath: Path) -> None:
         OSError: as `save_model`.
         RuntimeError: as `save_model`.
     """
-    save(model, filepath, ".weights.h5", functools.partial(_write_weights, model))
+    save(model, filepath, ".weights.h5", lambda path: _write_weights(model, path))
 
 
 def _write_weights(model: keras.Model, path: pathlib.Path) -> None:
@@ -83,14 +81,7 @@ def save(
     ending: str,
     write: Callable[[pathlib.Path], Any],
 ) -> None:
-    """Let one worker write, and all others take part.
-
-    Args:
-        model: Keras model whose variables `write` reads.
-        filepath: path of the file, local.
-        ending: ending that the path must have, with its dot.
-        write: function that saves to the path that it is given.
-    """
+    """Call `write` on one worker, with a path; all others take part."""
     path = pathlib.Path(filepath)
     if not path.name.endswith(ending) or not is_local(filepath):
         raise ValueError(
@@ -114,47 +105,47 @@ def save(
 
 @contextlib.contextmanager
 def replacing(path: pathlib.Path) -> Iterator[pathlib.Path]:
-    """Yield a path to write to; what is there in the end takes the place of `path`.
+    """Yield a temporary path to write to, which replaces `path` in the end.
 
-    After an error, or the death of the process, `path` is what it was before. The path
-    is this writer's own: of several at once, each writes a whole file, and the last to
-    end has it. As when a file is written to, a link stays one, and permissions stay.
+    After an error, or the death of the process, `path` is unchanged. The temporary path
+    is unique: if several processes write at once, each writes a whole file, and the
+    last one stays. Links and permissions are preserved.
     """
     path = pathlib.Path(os.path.realpath(path))
     path.parent.mkdir(parents=True, exist_ok=True)
-    mine = path.with_name(f"{_UNFINISHED}{uuid.uuid4().hex}.{path.name}")
+    temporary = path.with_name(f"{_UNFINISHED}{uuid.uuid4().hex}.{path.name}")
     try:
-        yield mine
+        yield temporary
         with contextlib.suppress(OSError):
-            mine.chmod(stat.S_IMODE(path.stat().st_mode))
-        _flush(mine)
-        os.replace(mine, path)
+            temporary.chmod(stat.S_IMODE(path.stat().st_mode))
+        _flush(temporary)
+        os.replace(temporary, path)
         _flush(path.parent)
     finally:
-        mine.unlink(missing_ok=True)
-    _remove_left(path)
+        temporary.unlink(missing_ok=True)
+    _remove_abandoned(path)
 
 
-def _remove_left(path: pathlib.Path) -> None:
-    """Remove what processes that died left when they wrote this file.
+def _remove_abandoned(path: pathlib.Path) -> None:
+    """Remove the temporary files of processes that died while they wrote this file.
 
-    By times that the disk tells, which may be another machine's.
+    Only times of the disk are compared: it may belong to another machine.
     """
     with contextlib.suppress(OSError):
-        old = path.stat().st_mtime - _LEFT_SECONDS
+        limit = path.stat().st_mtime - _ABANDONED_SECONDS
         for other in unfinished(path):
-            if other.stat().st_mtime < old:
+            if other.stat().st_mtime < limit:
                 other.unlink(missing_ok=True)
 
 
 def unfinished(path: pathlib.Path) -> list[pathlib.Path]:
-    """Return what is being written to take the place of a file, or was left of that."""
+    """Return all temporary files that are being, or were being, written for a file."""
     name = re.compile(UNFINISHED + re.escape(path.name))
     return [other for other in path.parent.iterdir() if name.fullmatch(other.name)]
 
 
 def _flush(path: pathlib.Path) -> None:
-    """Wait until the disk has the file, or the directory's list of names."""
+    """Wait until a file, or a directory's entries, are on the disk."""
     descriptor = os.open(path, os.O_RDONLY)
     try:
         os.fsync(descriptor)
@@ -166,7 +157,7 @@ _is_writing = contextvars.ContextVar("is_writing", default=False)
 
 
 def is_writing() -> bool:
-    """Whether this worker is the one that writes, while the others take part."""
+    """Whether this worker is writing in `save_model` or `save_weights`."""
     return _is_writing.get()
 
 
@@ -181,61 +172,58 @@ def _writing() -> Iterator[None]:
 
 @contextlib.contextmanager
 def raise_on_all_workers(strategy: tf.distribute.Strategy, path: Path) -> Iterator:
-    """Let nobody wait for a worker that cannot write."""
+    """Turn an error of writing into an error on all workers."""
     try:
         with hdf5.as_os_errors(path):
             yield
     except OSError as error:
         if not consensus.is_multi_worker(strategy):
             raise
-        what = f"could not save {str(path)!r}: {error}"
-        raise consensus.worker_failure(strategy, what) from error
+        raise consensus.worker_failure(
+            strategy, f"could not save {str(path)!r}: {error}"
+        ) from error
 
 
 def is_one_path(strategy: tf.distribute.Strategy, filepath: Any) -> bool:
-    """Whether all workers, each of which calls this, write to the same local path.
+    """Whether all workers write to the same local path; call it on every worker.
 
-    Args:
-        strategy: strategy whose workers call it.
-        filepath: path of a file of this worker, or whatever a user has given for one.
+    `filepath` may be any object that a user has passed.
     """
     path = os.path.realpath(filepath) if is_local(filepath) else ""
-    notes = consensus.exchange_texts(strategy, path, "save")
-    return bool(path) and len(set(notes.values())) == 1 and _is_one_disk(strategy, path)
+    paths = set(consensus.exchange_texts(strategy, path, "save").values())
+    return bool(path) and len(paths) == 1 and _is_one_disk(strategy, path)
 
 
 def is_local(filepath: Any) -> bool:
-    """Whether this is a path, and no address such as `gs://...`."""
+    """Whether this is a path, and not a URL such as `gs://...`."""
     return isinstance(filepath, (str, os.PathLike)) and "://" not in str(filepath)
 
 
 def _is_one_disk(strategy: tf.distribute.Strategy, path: str) -> bool:
-    """Whether all workers see the same directory there: one leaves a file in it."""
+    """Whether all workers see the same directory; each creates a file in it."""
     directory = pathlib.Path(path.partition("{")[0]).parent
     directory.mkdir(parents=True, exist_ok=True)
-    with tempfile.NamedTemporaryFile(prefix=".tf_dgc_", dir=directory) as mine:
-        notes = consensus.exchange_texts(strategy, mine.name, "save")
-        seen = all(map(os.path.exists, notes.values()))
-        return (
-            "False"
-            not in consensus.exchange_texts(strategy, str(seen), "save").values()
-        )
+    with tempfile.NamedTemporaryFile(prefix=".tf_dgc_", dir=directory) as file:
+        names = consensus.exchange_texts(strategy, file.name, "save").values()
+        sees_all = str(all(map(os.path.exists, names)))
+        answers = consensus.exchange_texts(strategy, sees_all, "save").values()
+        return "False" not in answers
 
 
 @contextlib.contextmanager
 def checkpoint_directory(
     strategy: tf.distribute.Strategy, directory: Path
 ) -> Iterator[str]:
-    """Yield the directory in which this worker is to write TensorFlow checkpoints.
+    """Yield the directory in which this worker must write TensorFlow checkpoints.
 
-    `tf.train.Checkpoint` writes on every worker. It must not be to the same place, and
-    only one copy is needed: the first worker gets `directory`, the others temporary
-    ones. All restore from `directory`:
+    `tf.train.Checkpoint` writes on every worker. The paths must differ, and only one
+    copy is needed: the first worker gets `directory`, the others temporary directories.
+    All restore from `directory`:
 
     >>> checkpoint = tf.train.Checkpoint(model=model, optimizer=model.optimizer)
     >>> checkpoint.restore(tf.train.latest_checkpoint("checkpoints"))
-    >>> with tf_dgc.saving.checkpoint_directory(strategy, "checkpoints") as mine:
-    ...     manager = tf.train.CheckpointManager(checkpoint, mine, max_to_keep=2)
+    >>> with tf_dgc.saving.checkpoint_directory(strategy, "checkpoints") as path:
+    ...     manager = tf.train.CheckpointManager(checkpoint, path, max_to_keep=2)
     ...     ...  # train, and call `manager.save()` on every worker
 
     Args:

@@ -1,8 +1,7 @@
-"""Start-up: all workers meet before TensorFlow waits for them without a limit."""
+"""Strategies that Keras 3 can train under: `prepare` and `multi_worker_strategy`."""
 
 import atexit
 import contextlib
-import functools
 import time
 from collections.abc import Callable, Iterator
 from typing import Any, TypeAlias, TypeVar
@@ -34,15 +33,84 @@ from tf_dgc.multiworker.initial_values import InitialValues, report_failed_varia
 from tf_dgc.multiworker.training_loops import StrategyLoops
 from tf_dgc.multiworker.watch import Watch
 
-# --- What Keras 3 needs to train under a stock strategy, and we under Keras.
-#
-# It acts on one strategy instance; no class or module is changed.
-
 Strategy = TypeVar("Strategy", bound=tf.distribute.Strategy)
+Options: TypeAlias = tf.distribute.experimental.CommunicationOptions
+
+# This process's strategy of several workers and its options: a process joins a cluster
+# only once.
+_joined: list[tuple[tf.distribute.Strategy, Options | None]] = []
+
+
+def multi_worker_strategy(
+    communication_options: Options | None = None,
+) -> tf.distribute.Strategy:
+    """Return a prepared `MultiWorkerMirroredStrategy`, or name the missing workers.
+
+    TensorFlow's own constructor waits very long for a worker that died while it
+    started, and cannot be interrupted. This function first waits for all workers that
+    `TF_CONFIG` names, on the ports given there, for at most `TF_DGC_START_TIMEOUT`
+    seconds (environment variable, default 45). It also passes
+    `TF_DGC_HEARTBEAT_TIMEOUT` (default 10) to TensorFlow: the seconds without a
+    heartbeat after which a worker counts as gone.
+
+    All workers must call it in the same way:
+
+    >>> strategy = tf_dgc.multi_worker_strategy()
+
+    A second call returns the same strategy: TensorFlow joins a cluster only once.
+
+    Args:
+        communication_options: options of the strategy; see
+            `tf.distribute.MultiWorkerMirroredStrategy`.
+
+    Returns:
+        The strategy, as `tf_dgc.prepare` returns it. For a task of type `evaluator`,
+        which is not part of the cluster and evaluates on its own, the default strategy.
+
+    Raises:
+        ValueError: if `TF_CONFIG` is invalid, the task is of type `ps`, or the options
+            differ from those of the first call.
+        RuntimeError: if a worker does not start in time (the error names it), if
+            TensorFlow was used before this call, or if another strategy has joined the
+            cluster.
+    """
+    failures.show_own_errors_plainly()
+    tf_config.check_tf_config()
+    resolver = tf.distribute.cluster_resolver.TFConfigClusterResolver()
+    if resolver.task_type == "evaluator":
+        return prepare(tf.distribute.get_strategy())
+    addresses = workers.addresses(resolver.cluster_spec())
+    this_worker = f"{resolver.task_type} {resolver.task_id}"
+    if len(addresses) > 1 and is_in_a_cluster():
+        return _joined_strategy(communication_options)
+    seconds = workers.start_timeout_seconds()
+    if resolver.cluster_spec() and this_worker not in addresses:
+        raise ValueError(_NO_WORKER + repr(resolver.task_type))
+    if addresses and is_too_late_for_a_cluster():
+        raise RuntimeError(_TOO_LATE)
+    if len(addresses) > 1 and this_worker in addresses:
+        rendezvous.wait_for_all_workers(addresses, this_worker, seconds)
+        configure_coordination(
+            resolver.cluster_spec(), workers.heartbeat_timeout_seconds(), seconds
+        )
+    with (
+        _naming_silent_workers(addresses, this_worker, seconds),
+        enabling_collectives_by(
+            lambda context, server: coordination.enable_collectives(
+                context, server, seconds
+            )
+        ),
+    ):
+        strategy = tf.distribute.MultiWorkerMirroredStrategy(
+            cluster_resolver=resolver, communication_options=communication_options
+        )
+    if len(addresses) > 1:
+        _joined.append((strategy, communication_options))
+    return prepare(strategy)
 
 
 def prepare(strategy: Strategy) -> Strategy:
-    """Make a stock strategy ready for Keras 3 and for compressed exchange.
+    """Make a stock strategy ready for Keras 3 and for compressed training.
 
     `DGCOptimizer` calls this for the strategy in whose scope it is created. Call it
     yourself to train with any other optimizer under `MultiWorkerMirroredStrategy`,
@@ -51,21 +119,20 @@ def prepare(strategy: Strategy) -> Strategy:
     >>> strategy = tf_dgc.prepare(tf.distribute.MultiWorkerMirroredStrategy())
 
     If TensorFlow's constructor says "Collective ops must be configured at program
-    startup", something used TensorFlow before: move this line up, right behind the
+    startup", something used TensorFlow before: move this line up, right after the
     imports.
 
-    A step of `fit` then meets the other workers once, for the gradients. The logs of a
-    step are this worker's, those of an epoch are the exact value over all workers.
-    Where a callback of one worker sets `model.stop_training`, all workers stop. The
-    moving statistics of batch normalizations are averaged over workers: see
-    `average_statistics`.
+    In a prepared strategy, a step of `fit` communicates once, to exchange gradients.
+    The logs of a step are those of this worker; the logs of an epoch are the exact
+    values over all workers. If a callback of one worker sets `model.stop_training`, all
+    workers stop. Moving statistics of batch normalizations are averaged over workers:
+    see `average_statistics`.
 
-    From here on a worker that waits for another one in a collective for more than
-    `TF_DGC_TIMEOUT` seconds (environment variable, default 40) ends with an error that
-    names it, and so do all others. A worker that traces a `tf.function` is waited for
-    longer, `TF_DGC_TRACING_TIMEOUT` (1200). Each worker starts a process that prints
-    the worker's stack and ends it, if it makes no progress in `fit` after another
-    worker has gone.
+    If a worker does not arrive at a collective within `TF_DGC_TIMEOUT` seconds
+    (environment variable, default 40), all workers end with an error that names it. A
+    worker that traces a `tf.function` gets more time, `TF_DGC_TRACING_TIMEOUT` (default
+    1200). Each worker also starts a watchdog process. It prints the worker's stack and
+    ends the worker if `fit` makes no progress after another worker has gone.
 
     Args:
         strategy: a `tf.distribute.MultiWorkerMirroredStrategy` or `MirroredStrategy`
@@ -75,8 +142,8 @@ def prepare(strategy: Strategy) -> Strategy:
         The same strategy.
 
     Raises:
-        ValueError: for other kinds of strategy, or a `TF_CONFIG` that cannot be right,
-            also because it names several workers and this strategy has one.
+        ValueError: for other kinds of strategy, or if `TF_CONFIG` is invalid, also
+            because it names several workers and this strategy has only one.
     """
     if not isinstance(strategy, tf.distribute.Strategy):
         raise ValueError(
@@ -88,21 +155,51 @@ def prepare(strategy: Strategy) -> Strategy:
     tf_config.check_tf_config(strategy)
     if strategy.num_replicas_in_sync > 1:
         cross_device_ops(strategy)
-    mended = getattr(strategy, "_tf_dgc_prepared", False)
-    if not mended and isinstance(strategy, SUPPORTED):
+    prepared = getattr(strategy, "_tf_dgc_prepared", False)
+    if not prepared and isinstance(strategy, SUPPORTED):
         strategy._tf_dgc_prepared = True
         loops = StrategyLoops(strategy)
         if consensus.is_multi_worker(strategy):
-            _watch_over(strategy)
-            saving = functools.partial(keras_saving.prepare_saving, strategy)
-            loops.call_with_models(saving)
+            _watch_workers(strategy)
+            loops.call_with_models(
+                lambda model: keras_saving.prepare_saving(strategy, model)
+            )
         loss_scale.synchronize_loss_scale(strategy)
         tf_collectives.allow_conditions(strategy)
-        tf_collectives.check_updates(strategy, _refuse_update)
+        tf_collectives.check_updates(strategy, _reject_variable_of_other_scope)
     return strategy
 
 
-def _refuse_update(variable: tf.Variable) -> None:
+def require_equal_while_tracing(
+    strategy: tf.distribute.Strategy,
+    describe: Callable[[], dict[str, Any]],
+    message: str,
+    purpose: str,
+) -> None:
+    """Call `consensus.require_equal` where workers may trace for a long time first.
+
+    The watch ends the wait if a worker does not come, as in a collective.
+    """
+    watch: Watch | None = getattr(strategy, "_tf_dgc_watch", None)
+    if watch is not None:
+        with watch.waiting(purpose):
+            # Longer than the watch waits, because its error names the worker.
+            seconds = workers.tracing_timeout_seconds() + 2 * workers.timeout_seconds()
+            consensus.require_equal(strategy, describe, message, purpose, seconds)
+
+
+def creating_zero_variables(
+    strategy: tf.distribute.Strategy,
+) -> contextlib.AbstractContextManager[None]:
+    """Return a context that compares all variables initialized to zero at once.
+
+    All workers must create the same variables within it.
+    """
+    values = getattr(strategy, "_tf_dgc_initial_values", None)
+    return contextlib.nullcontext() if values is None else values.zeros_expected()
+
+
+def _reject_variable_of_other_scope(variable: tf.Variable) -> None:
     raise ValueError(
         "The model was created outside of `strategy.scope()`, and its optimizer within "
         "it. Move the call that creates the model, such as `keras.Sequential(...)`, "
@@ -111,12 +208,12 @@ def _refuse_update(variable: tf.Variable) -> None:
     )
 
 
-def _watch_over(strategy: tf.distribute.MultiWorkerMirroredStrategy) -> None:
-    """Let this worker and the others end with the name of one that fails."""
+def _watch_workers(strategy: tf.distribute.MultiWorkerMirroredStrategy) -> None:
+    """Make all workers end, and name the worker that failed, if one of them fails."""
     watch = Watch(
         strategy,
-        functools.partial(background.count_background_collectives, strategy),
-        functools.partial(background.pending_keys, strategy),
+        lambda: background.count_background_collectives(strategy),
+        lambda: background.pending_keys(strategy),
     )
     failures.report_uncaught_exceptions(strategy)
     interrupts.deliver_keyboard_interrupts()
@@ -126,134 +223,49 @@ def _watch_over(strategy: tf.distribute.MultiWorkerMirroredStrategy) -> None:
     watch.start()
 
 
-def agree_while_tracing(
-    strategy: tf.distribute.Strategy,
-    describe: Callable[[], dict[str, Any]],
-    otherwise: str,
-    purpose: str,
-) -> None:
-    """Do what `meeting.agree` does, where workers may trace for long before they come.
-
-    The watch notices who does not come, as in a collective.
-
-    Args:
-        strategy: strategy whose workers are compared.
-        describe: function that returns what must be alike, as `meeting.agree`.
-        otherwise: text of the error before the differences.
-        purpose: purpose of that, the same text on all workers.
-
-    Raises:
-        ValueError: on every worker, if two descriptions differ.
-        RuntimeError: if a worker does not come.
-    """
-    watch: Watch | None = getattr(strategy, "_tf_dgc_watch", None)
-    if watch is not None:
-        with watch.waiting(purpose):
-            # The watch gives up before, and names who does not come.
-            seconds = workers.tracing_timeout_seconds() + 2 * workers.timeout_seconds()
-            consensus.require_equal(strategy, describe, otherwise, purpose, seconds)
-
-
-def creating_zero_variables(
-    strategy: tf.distribute.Strategy,
-) -> contextlib.AbstractContextManager[None]:
-    """Return a context in which variables that start at zero need no comparison each.
-
-    All workers have to create the same variables within.
-    """
-    values = getattr(strategy, "_tf_dgc_initial_values", None)
-    return contextlib.nullcontext() if values is None else values.zeros_expected()
-
-
-Options: TypeAlias = tf.distribute.experimental.CommunicationOptions
-
-
-def multi_worker_strategy(
-    communication_options: Options | None = None,
-) -> tf.distribute.Strategy:
-    """Return a prepared `MultiWorkerMirroredStrategy`, or say which worker is missing.
-
-    TensorFlow's own constructor waits very long for a worker that died while it
-    started, and cannot be interrupted. This function first waits for all workers that
-    `TF_CONFIG` names, on the ports they have there, for `TF_DGC_START_TIMEOUT` seconds
-    at most (environment variable, default 45). It also passes
-    `TF_DGC_HEARTBEAT_TIMEOUT` (default 10) to TensorFlow: the seconds without a
-    heartbeat after which a worker counts as gone.
-
-    All workers must call it alike:
-
-    >>> strategy = tf_dgc.multi_worker_strategy()
-
-    Called again it returns the same strategy: TensorFlow joins a cluster only once.
-
-    Args:
-        communication_options: options of the strategy; see
-            `tf.distribute.MultiWorkerMirroredStrategy`.
-
-    Returns:
-        The strategy, as `tf_dgc.prepare` leaves it. For a task of type `evaluator`,
-        which stands beside the workers, the default strategy: it evaluates by itself.
-
-    Raises:
-        ValueError: for a `TF_CONFIG` that cannot be right, or a task of type `ps`.
-            Or for options other than those of the first call.
-        RuntimeError: naming the workers that did not come in time; and if TensorFlow
-            was used before, or has joined the cluster by a strategy made otherwise.
-    """
-    failures.show_own_errors_plainly()
-    tf_config.check_tf_config()
-    resolver = tf.distribute.cluster_resolver.TFConfigClusterResolver()
-    if resolver.task_type == "evaluator":
-        return prepare(tf.distribute.get_strategy())
-    addresses = workers.addresses(resolver.cluster_spec())
-    me = f"{resolver.task_type} {resolver.task_id}"
-    if len(addresses) > 1 and is_in_a_cluster():
-        return _made_before(communication_options)
-    limit = workers.start_timeout_seconds()
-    if resolver.cluster_spec() and me not in addresses:
-        raise ValueError(_NO_WORKER + repr(resolver.task_type))
-    if addresses and is_too_late_for_a_cluster():
-        raise RuntimeError(_TOO_LATE)
-    if len(addresses) > 1 and me in addresses:
-        rendezvous.wait_for_all_workers(addresses, me, limit)
-        configure_coordination(
-            resolver.cluster_spec(), workers.heartbeat_timeout_seconds(), limit
-        )
-    with (
-        _named(addresses, me, limit),
-        enabling_collectives_by(
-            lambda context, server: coordination.enable_collectives(
-                context, server, limit
-            )
-        ),
-    ):
-        strategy = tf.distribute.MultiWorkerMirroredStrategy(
-            cluster_resolver=resolver, communication_options=communication_options
-        )
-    if len(addresses) > 1:
-        _made.append((strategy, communication_options))
-    return prepare(strategy)
-
-
-_made: list[tuple[tf.distribute.Strategy, Options | None]] = []
-
-
-def _made_before(options: Options | None) -> tf.distribute.Strategy:
+def _joined_strategy(options: Options | None) -> tf.distribute.Strategy:
     """Return this process's strategy.
 
-    Another one would begin the collectives of the cluster anew, while other workers may
-    be in those of the first: TensorFlow's constructor ends them now and then.
+    Constructing another one would restart the cluster's collectives while other workers
+    may be in those of the first; TensorFlow then sometimes ends them.
     """
-    if not _made:
+    if not _joined:
         raise RuntimeError(_JOINED)
-    strategy, before = _made[-1]
-    if options is not None and (before is None or vars(options) != vars(before)):
+    strategy, first_options = _joined[-1]
+    if options is not None and (
+        first_options is None or vars(options) != vars(first_options)
+    ):
         raise ValueError(
             "`multi_worker_strategy` was called before, and TensorFlow joins a cluster "
             "only once. Call it once, or with the same options. Received: "
-            f"communication_options={options}, before: {before}"
+            f"communication_options={options}, before: {first_options}"
         )
     return strategy
+
+
+@contextlib.contextmanager
+def _naming_silent_workers(
+    addresses: dict[str, str], this_worker: str, seconds: float
+) -> Iterator[None]:
+    """Name the workers that die or are stopped after all have met.
+
+    TensorFlow only says that it waited.
+    """
+    try:
+        yield
+    except tf.errors.OpError as error:
+        if this_worker not in addresses:  # it connects to nobody
+            raise
+        silent = rendezvous.silent_workers(addresses, this_worker)
+        if not silent:
+            raise
+        # Keep this worker's server alive for the others, which now look for it too.
+        time.sleep(rendezvous.ANSWER_SECONDS)
+        failures.reported.set()
+        atexit.register(failures.limit_teardown)
+        raise rendezvous.missing_workers_error(
+            addresses, this_worker, silent, seconds
+        ) from error
 
 
 _NO_WORKER = (
@@ -264,37 +276,14 @@ _NO_WORKER = (
 )
 _JOINED = (
     "TensorFlow has joined the workers' cluster by another strategy of this process, "
-    "and joins it only once. Use that one, by `tf_dgc.prepare(strategy)`, or make it "
-    "by `tf_dgc.multi_worker_strategy()`, which returns it to whoever calls it again."
+    "and joins it only once. Pass that one to `tf_dgc.prepare(strategy)`, or create it "
+    "by `tf_dgc.multi_worker_strategy()`, which returns it whenever it is called again."
 )
 _TOO_LATE = (
-    "TensorFlow was used before it was to join the workers' cluster, which it can only "
-    "do at the start. Move `strategy = tf_dgc.multi_worker_strategy()` to the top of "
-    "the program, right behind the imports: before everything that makes a tensor, a "
+    "TensorFlow was used before it joined the workers' cluster, which it can only do "
+    "at the start. Move `strategy = tf_dgc.multi_worker_strategy()` to the top of the "
+    "program, right after the imports: before anything that creates a tensor, a "
     "variable, a layer or model, an optimizer or a `tf.data.Dataset`, that calls a "
-    "`tf.function` or `keras.ops`, or asks for logical devices. What stands at the top "
-    "level of imported modules counts, too."
+    "`tf.function` or `keras.ops`, or lists logical devices. Code at the top level of "
+    "imported modules counts, too."
 )
-
-
-@contextlib.contextmanager
-def _named(addresses: dict[str, str], me: str, seconds: float) -> Iterator[None]:
-    """Name the workers that die or are stopped after all have met.
-
-    TensorFlow only says that it waited.
-    """
-    try:
-        yield
-    except tf.errors.OpError as error:
-        if me not in addresses:  # it connects to nobody
-            raise
-        silent = rendezvous.silent_workers(addresses, me)
-        if not silent:
-            raise
-        # So that the others, who ask now, get an answer.
-        time.sleep(rendezvous.ANSWER_SECONDS)
-        failures.reported.set()
-        atexit.register(failures.limit_teardown)
-        raise rendezvous.missing_workers_error(
-            addresses, me, silent, seconds
-        ) from error

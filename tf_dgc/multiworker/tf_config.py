@@ -1,4 +1,4 @@
-"""What `TF_CONFIG` says, and whether it can be what was meant."""
+"""Checks of the environment variable `TF_CONFIG`."""
 
 import contextlib
 import contextvars
@@ -15,13 +15,10 @@ from tf_dgc.multiworker.workers import SINGLE_WORKER_VARIABLE
 
 
 def check_tf_config(strategy: tf.distribute.Strategy | None = None) -> None:
-    """Raise `ValueError` if `TF_CONFIG` is set but cannot be what was meant.
+    """Raise `ValueError` if `TF_CONFIG` is set but invalid, or not used by `strategy`.
 
-    TensorFlow itself trains alone, silently, when the cluster, or its strategy, is
-    missing.
-
-    Args:
-        strategy: strategy that the cluster is used by, if it is there already.
+    Without a cluster, or without a strategy for it, TensorFlow itself would silently
+    train alone.
     """
     text = os.environ.get("TF_CONFIG", "").strip()
     if not text:
@@ -29,84 +26,85 @@ def check_tf_config(strategy: tf.distribute.Strategy | None = None) -> None:
     try:
         config = json.loads(text)
     except json.JSONDecodeError as error:
-        raise ValueError(_wrong(f"is not JSON ({error})", text)) from error
+        raise ValueError(_error_text(f"is not JSON ({error})", text)) from error
     if not isinstance(config, dict):
-        raise ValueError(_wrong("must be a JSON object", text))
+        raise ValueError(_error_text("must be a JSON object", text))
     if not config:
         return
     if not isinstance(config.get("cluster"), dict) or not config["cluster"]:
-        raise ValueError(_wrong("lacks a `cluster`", text))
+        raise ValueError(_error_text("lacks a `cluster`", text))
     # Read as TensorFlow does, which takes numbers in quotes, and jobs as dictionaries.
     resolver = tf.distribute.cluster_resolver.TFConfigClusterResolver()
     try:
         cluster = resolver.cluster_spec()
         task_type, task_id = resolver.task_type, resolver.task_id
     except (AttributeError, TypeError, ValueError) as error:
-        raise ValueError(_wrong(f"cannot be read ({error})", text)) from error
-    if wrong := _wrong_address(cluster):
-        raise ValueError(_wrong(wrong, text))
-    if task_type == "evaluator":  # stands beside the cluster
+        raise ValueError(_error_text(f"cannot be read ({error})", text)) from error
+    if problem := _address_problem(cluster):
+        raise ValueError(_error_text(problem, text))
+    if task_type == "evaluator":  # not part of the cluster
         return
     jobs = {job: cluster.num_tasks(job) for job in cluster.jobs}
     if task_id is None or not 0 <= task_id < jobs.get(task_type, 0):
         raise ValueError(
-            _wrong("names a task not in its cluster (index out of range?)", text)
+            _error_text("names a task not in its cluster (index out of range?)", text)
         )
     num_workers = jobs.get("chief", 0) + jobs.get("worker", 0)
     if strategy is not None and num_workers > 1:
-        _check_takes_part(strategy, num_workers)
+        _check_strategy(strategy, num_workers)
 
 
-def _wrong_address(cluster: tf.train.ClusterSpec) -> str | None:
-    """Return what is wrong with an address that some process listens on."""
-    found = [
+def _address_problem(cluster: tf.train.ClusterSpec) -> str | None:
+    """Return what is wrong with an address that a process listens on, or None."""
+    addresses = [
         cluster.task_address(job, index)
         for job in cluster.jobs
         if job != "evaluator"
         for index in cluster.task_indices(job)
     ]
-    if len(found) == 1:  # it listens nowhere
+    if len(addresses) == 1:  # it listens nowhere
         return None
-    for address in found:
+    for address in addresses:
         host, _, port = address.rpartition(":")
         if not host or not arguments.is_port(port):
             return (
                 f"names {address!r}, which is not a host, a colon and a port from 1 "
                 f"to {arguments.LAST_PORT}"
             )
-        if found.count(address) > 1:
+        if addresses.count(address) > 1:
             return f"names {address!r} twice, where each process needs its own"
     return None
 
 
-def _check_takes_part(strategy: tf.distribute.Strategy, num_workers: int) -> None:
+def _check_strategy(strategy: tf.distribute.Strategy, num_workers: int) -> None:
     multi_worker = isinstance(strategy, tf.distribute.MultiWorkerMirroredStrategy)
-    if multi_worker or _alone.get() or os.environ.get(SINGLE_WORKER_VARIABLE) == "1":
+    single = _single_worker.get() or os.environ.get(SINGLE_WORKER_VARIABLE) == "1"
+    if multi_worker or single:
         return
-    what = (
+    text = (
         f"TF_CONFIG names {num_workers} workers, but there is no "
         "`MultiWorkerMirroredStrategy` in scope here, so each of them trains alone. "
-        "Begin with `strategy = tf_dgc.multi_worker_strategy()`, and make or load "
-        "model and optimizer `with strategy.scope():`. If each is to train alone, set "
+        "Begin with `strategy = tf_dgc.multi_worker_strategy()`, and create or load "
+        "model and optimizer `with strategy.scope():`. To train each alone, set "
         f"the environment variable {SINGLE_WORKER_VARIABLE}=1. Received: "
         f"strategy={show(strategy)}"
     )
     if not _loading.get():
-        raise ValueError(what)
-    warnings.warn(what, stacklevel=2)
+        raise ValueError(text)
+    warnings.warn(text, stacklevel=2)
 
 
-_alone = contextvars.ContextVar("alone", default=False)
+_single_worker = contextvars.ContextVar("single_worker", default=False)
 
 
 @contextlib.contextmanager
 def single_worker() -> Iterator[None]:
-    """Within, an optimizer that takes part in no cluster is meant to."""
-    token = _alone.set(True)
+    """Allow optimizers without the cluster's strategy within."""
+    token = _single_worker.set(True)
     try:
         yield
     finally:
-        _alone.reset(token)
+        _single_worker.reset(token)
 
 
 _loading = contextvars.ContextVar("loading", default=False)
@@ -114,9 +112,9 @@ _loading = contextvars.ContextVar("loading", default=False)
 
 @contextlib.contextmanager
 def loading_config() -> Iterator[None]:
-    """Within, an optimizer that takes part in no cluster is only warned of.
+    """Warn instead of raising for an optimizer without the cluster's strategy within.
 
-    Who loads a model may want to look at it, or to predict.
+    A model may be loaded only to inspect it, or to predict.
     """
     token = _loading.set(True)
     try:
@@ -126,13 +124,13 @@ def loading_config() -> Iterator[None]:
 
 
 def is_loading() -> bool:
-    """Whether an optimizer is being made of its config."""
+    """Whether an optimizer is being created from its config."""
     return _loading.get()
 
 
-def _wrong(what: str, text: str) -> str:
+def _error_text(problem: str, text: str) -> str:
     return (
-        f"The environment variable TF_CONFIG {what}. Expected, for example: "
+        f"The environment variable TF_CONFIG {problem}. Expected, for example: "
         '{"cluster": {"worker": ["host0:12345", "host1:12345"]}, '
         '"task": {"type": "worker", "index": 0}}; `tf-dgc run` sets it for you. '
         f"Received: {text}"

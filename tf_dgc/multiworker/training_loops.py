@@ -1,12 +1,12 @@
-"""Keras's training loops under a prepared strategy: what they exchange, and when.
+"""Keras's training loops under a prepared strategy.
 
 Stock Keras reduces the loss and every metric over all workers in every step, and
-TensorFlow asks in every step whether some worker still has a batch. Here the
-gradients' exchange is the only meeting of a step. Its logs are those of this worker;
-the logs of an epoch are those of all.
+TensorFlow checks in every step whether some worker still has a batch. Here a step
+communicates only to exchange gradients. Its logs are those of this worker; the logs of
+an epoch are those of all workers.
 
-What is changed are `reduce` and `experimental_distribute_dataset` of the strategy
-instance, and what a model instance calls within its `fit`, `evaluate` and `predict`.
+Replaces `reduce` and `experimental_distribute_dataset` of the strategy instance, and
+what a model instance calls within its `fit`, `evaluate` and `predict`.
 """
 
 import contextlib
@@ -33,90 +33,7 @@ from tf_dgc.multiworker.layer_statistics import (
 )
 from tf_dgc.multiworker.stopping import StopSignal, StopTogether
 
-# --- How many batches the workers of a loop have, and whether that is known.
-
 _UNKNOWN, _INFINITE = -2, -1  # numbers of batches
-
-
-def number_of_batches(loop: keras_trainer.Loop, batches: DistributedBatches) -> int:
-    """Return how many batches this worker has, or a negative number.
-
-    Args:
-        loop: loop of Keras that is about to begin an epoch.
-        batches: its distributed data set.
-    """
-    number = _INFINITE if batches.is_infinite else loop.num_batches
-    return _UNKNOWN if number is None else number
-
-
-def are_equal_lengths(numbers: set[int]) -> bool:
-    """Return whether no worker can have a batch when another one has none.
-
-    Args:
-        numbers: numbers of batches of all workers, without repetitions.
-    """
-    return len(numbers) == 1 and _UNKNOWN not in numbers
-
-
-def check_lengths(numbers: set[int], number: int, loop: keras_trainer.Loop) -> None:
-    """Raise `ValueError` if workers are known to leave the loop at different steps.
-
-    Args:
-        numbers: numbers of batches of all workers, without repetitions.
-        number: number of this worker's batches.
-        loop: loop of Keras, in which each worker begins its data set anew, or leaves,
-            after as many batches as it knows of, whatever the others have.
-    """
-    sets = "validation data sets" if loop.is_validation else "data sets"
-    if _INFINITE in numbers and len(numbers) > 1:
-        raise ValueError(
-            f"The {sets} of all workers must be endless (`Dataset.repeat()`), or "
-            "none of them. Received: on this worker "
-            f"{'an endless' if number == _INFINITE else 'a finite'} one."
-        )
-    told = numbers - {_UNKNOWN}
-    if len(numbers) > 1 and min(told) < loop.batches_left:
-        raise ValueError(
-            f"The {sets} of all workers must have the same number of batches, since "
-            f"none can take a step without the others. Use `Dataset.repeat()` with "
-            f"`{loop.limit}`, or on all workers data sets that do not tell their "
-            "lengths, such as `Dataset.filter(lambda *_: True)` makes: then who has no "
-            f"batch left goes on with empty ones. Received: {_describe(numbers)}, on "
-            f"this worker {'an unknown number' if number == _UNKNOWN else number}, for "
-            f"{_describe_steps(loop)}."
-        )
-
-
-def _describe(numbers: set[int]) -> str:
-    """Return what data sets there are, for messages."""
-    told = sorted(n for n in numbers if n != _UNKNOWN)
-    found = f"data sets of {' and '.join(map(str, told))} batches" if told else ""
-    if _UNKNOWN in numbers:
-        found += " and " * bool(found) + "a data set that does not tell its length"
-    return found
-
-
-def _describe_steps(loop: keras_trainer.Loop) -> str:
-    if math.isinf(loop.batches_left):
-        return f"all of them, without `{loop.limit}`"
-    together = ", in all epochs" if loop.name == "fit" else ""
-    return f"{loop.batches_left} batches by `{loop.limit}`{together}"
-
-
-def warn_about_per_batch_collectives(numbers: set[int]) -> None:
-    """Warn that workers meet in every step, though their optimizer needs nobody.
-
-    Args:
-        numbers: numbers of batches of all workers, without repetitions.
-    """
-    warnings.warn(
-        "Workers ask each other in every step whether one has another batch, a round "
-        "trip, although the steps of their optimizer need nobody. Use "
-        "`Dataset.repeat()` with `steps_per_epoch`, or data sets of one known length "
-        "on all workers (`tf.data.experimental.assert_cardinality`). Received: "
-        + _describe(numbers),
-        stacklevel=2,
-    )
 
 
 class StrategyLoops:
@@ -127,109 +44,116 @@ class StrategyLoops:
 
     Attributes:
         strategy: strategy whose instance is changed.
-        several: whether it has several workers.
-        running: the loops of the model of which a step is being executed or traced.
+        is_multi_worker: whether it has several workers.
+        running: the loops of the model whose step is being executed or traced.
     """
 
     def __init__(self, strategy: tf.distribute.Strategy):
         self.strategy = strategy
-        self._stock_reduce = strategy.reduce
-        self.several = consensus.is_multi_worker(strategy)
+        self.is_multi_worker = consensus.is_multi_worker(strategy)
         self.running: ModelLoops | None = None
         self._calls: list[Callable[[keras.Model], None]] = []
-        self._distribute = strategy.experimental_distribute_dataset
+        self._stock_reduce = strategy.reduce
+        self._stock_distribute = strategy.experimental_distribute_dataset
         strategy.reduce = self.reduce
         strategy.experimental_distribute_dataset = self._distribute_dataset
-
-    def reduce(self, reduce_op: Any, value: Any, axis: int | None) -> Any:
-        """Do what `strategy.reduce` does, but for three calls from within a loop.
-
-        Two calls of Keras 3 are refused by TensorFlow (keras#20585). (a)
-        `Trainer._maybe_symbolic_build` reduces a tuple of batches, of which it needs
-        shapes and types only: it gets the local ones, as batches may differ in size
-        (a single row for two replicas).
-        (b) `reduce_per_replica` passes `axis=0` with scalar metrics.
-        """
-        local = self.strategy.experimental_local_results
-        caller, model = keras_trainer.caller_of_reduce()
-        if caller == keras_trainer.BUILD:
-            self._adopt(model)
-            return tf.nest.map_structure(lambda v: local(v)[0], value)
-        if caller == keras_trainer.LOGS and self.running:
-            return self.running.reduce_logs(value)
-        if caller == keras_trainer.QUESTION and self.running:
-            return self.running.replicas_with_values(value)
-        if axis == 0 and _is_scalar(local(value)[0]):
-            axis = None
-        return self.stock_reduce(reduce_op, value, axis)
-
-    def stock_reduce(self, reduce_op: Any, value: Any, axis: int | None) -> Any:
-        """Call `reduce` as it was."""
-        with failures.naming_workers(self.strategy):
-            return self._stock_reduce(reduce_op, value, axis)
-
-    def _distribute_dataset(self, *args: Any, **kwargs: Any) -> Any:
-        dataset = self._distribute(*args, **kwargs)
-        model = keras_trainer.calling_trainer()
-        if model is None:
-            return dataset
-        self._adopt(model)
-        return DistributedBatches(dataset)
-
-    def _adopt(self, model: keras.Model) -> None:
-        """Wrap a model and its submodels, which may be evaluated or saved as well."""
-        for each in keras_trainer.models_within(model):
-            if not keras_trainer.is_wrapped(each):
-                ModelLoops(self, each)
-                for call in self._calls:
-                    call(each)
 
     def call_with_models(self, call: Callable[[keras.Model], None]) -> None:
         """Call a function with each model, when its first loop begins."""
         self._calls.append(call)
 
+    def reduce(self, reduce_op: Any, value: Any, axis: int | None) -> Any:
+        """Replace `strategy.reduce`, which Keras's loops call in three places.
+
+        Keras 3 makes two calls that TensorFlow rejects (keras#20585).
+        `Trainer._maybe_symbolic_build` reduces a tuple of batches, of which it needs
+        only shapes and dtypes; it gets the local ones, as batches may differ in size.
+        `reduce_per_replica` passes `axis=0` with scalar metrics.
+        """
+        local_results = self.strategy.experimental_local_results
+        caller, model = keras_trainer.caller_of_reduce()
+        if caller == keras_trainer.BUILD:
+            self._wrap_models(model)
+            return tf.nest.map_structure(lambda v: local_results(v)[0], value)
+        if caller == keras_trainer.LOGS and self.running:
+            return self.running.reduce_logs(value)
+        if caller == keras_trainer.QUESTION and self.running:
+            return self.running.replicas_with_values(value)
+        if axis == 0 and _is_scalar(local_results(value)[0]):
+            axis = None
+        return self.stock_reduce(reduce_op, value, axis)
+
+    def stock_reduce(self, reduce_op: Any, value: Any, axis: int | None) -> Any:
+        """Call TensorFlow's `reduce`."""
+        with failures.naming_workers(self.strategy):
+            return self._stock_reduce(reduce_op, value, axis)
+
+    def _distribute_dataset(self, *args: Any, **kwargs: Any) -> Any:
+        dataset = self._stock_distribute(*args, **kwargs)
+        model = keras_trainer.calling_trainer()
+        if model is None:
+            return dataset
+        self._wrap_models(model)
+        return DistributedBatches(dataset)
+
+    def _wrap_models(self, model: keras.Model) -> None:
+        """Wrap a model and its submodels, which may be evaluated or saved as well."""
+        for submodel in keras_trainer.models_within(model):
+            if not keras_trainer.is_wrapped(submodel):
+                ModelLoops(self, submodel)
+                for call in self._calls:
+                    call(submodel)
+
 
 class ModelLoops:
-    """The loops of one model.
-
-    Args:
-        loops: loops of the strategy.
-        model: Keras model whose instance is changed.
-    """
+    """The loops of one Keras model, whose instance is changed."""
 
     def __init__(self, loops: StrategyLoops, model: keras.Model):
         self._loops, self._model = loops, model
         self._strategy = loops.strategy
+        self._num_local_replicas = len(self._strategy.extended.worker_devices)
         self._kind = "train"
         self._iterators: dict[str, weakref.ref] = {}
-        # Whether no worker has a batch more than the others, by kind of loop.
-        self._alike = {k: keras_trainer.make_flag() for k in ("train", "test")}
-        self._stopping: StopSignal | None = None
-        self._last: tuple[Any, Any] = None, None  # the last step's logs; unreduced
+        # Whether all workers have equally many batches, by kind of loop.
+        self._equal_lengths = {
+            kind: tf_collectives.local_variable(False, tf.bool)
+            for kind in ("train", "test")
+        }
+        self._stop_signal: StopSignal | None = None
+        # The logs of the last step, and those that `_finish_mean` has not seen.
+        self._last_logs: tuple[Any, Any] = None, None
         count_examples(model)
         keras_trainer.wrap_trainer(
-            model, self._wrap, _wrap_dataset, self._before_loop, self._wrap_results
+            model,
+            self._wrap_function,
+            _wrap_dataset,
+            self._before_loop,
+            self._wrap_results,
         )
-        loops_of_keras = ["fit", "evaluate", "predict"]
-        keras_trainer.call_before(model, loops_of_keras, _wait_for_generators)
+        keras_trainer.call_before(
+            model, ["fit", "evaluate", "predict"], _wait_for_generators
+        )
         consensus_weights.wrap_model_methods(model)
 
-    # --- a step -------------------------------------------------------------------
+    # A step
 
-    def _wrap(self, kind: str, function: Callable) -> Callable:
+    def _wrap_function(self, kind: str, function: Callable) -> Callable:
         def call(data: Any) -> Any:
-            with self._named(), consensus_weights.consensus_weights(self._model, kind):
+            with (
+                self._naming_workers(),
+                consensus_weights.consensus_weights(self._model, kind),
+            ):
                 if not isinstance(data, BatchIterator):
                     return function(data)
                 loop = data.batches.loop
-                if loop is None or not self._loops.several:
+                if loop is None or not self._loops.is_multi_worker:
                     return data.run(function)
                 return self._step(kind, function, loop, data)
 
         return call
 
-    def _named(self) -> contextlib.AbstractContextManager:
-        if self._loops.several:
+    def _naming_workers(self) -> contextlib.AbstractContextManager:
+        if self._loops.is_multi_worker:
             return failures.naming_workers(self._strategy)
         return contextlib.nullcontext()
 
@@ -240,134 +164,131 @@ class ModelLoops:
         loop: keras_trainer.Loop,
         data: BatchIterator,
     ) -> Any:
-        last = self._iterators.get(kind)
-        if last is None or last() is not data:
-            self._begin(kind, loop, data)
+        last_iterator = self._iterators.get(kind)
+        if last_iterator is None or last_iterator() is not data:
+            self._begin_epoch(kind, loop, data)
         self._loops.running, self._kind = self, kind
         try:
             unreduced = data.run(function)
         except StopIteration:
             raise
         except BaseException:
-            watchdog.expect_others(False)  # what the program does now is its own
+            watchdog.expect_others(False)  # the program may now do anything
             raise
         finally:
             self._loops.running = None
         logs = tf.nest.map_structure(_finish_mean, unreduced)
-        self._last = logs, unreduced
-        if kind == "train" and self._stopping and self._stopping.after_step():
+        self._last_logs = logs, unreduced
+        if kind == "train" and self._stop_signal and self._stop_signal.after_step():
             self._model.stop_training = True
         return logs
 
-    def _begin(self, kind: str, loop: keras_trainer.Loop, data: BatchIterator) -> None:
-        """Find out how many batches the others have, at the beginning of an epoch."""
+    def _begin_epoch(
+        self, kind: str, loop: keras_trainer.Loop, data: BatchIterator
+    ) -> None:
+        """Compare the numbers of batches of all workers."""
         self._iterators[kind] = weakref.ref(data)
-        number = number_of_batches(loop, data.batches)
-        numbers = set(self._gather(number))
-        check_lengths(numbers, number, loop)
-        alike = are_equal_lengths(numbers)
-        self._alike[kind].assign(alike)
+        number = _number_of_batches(loop, data.batches)
+        numbers = set(self._all_gather(number))
+        _check_lengths(numbers, number, loop)
+        # Then no worker has a batch when another one has none.
+        equal = len(numbers) == 1 and _UNKNOWN not in numbers
+        self._equal_lengths[kind].assign(equal)
         if (
             kind == "train"
-            and not alike
+            and not equal
             and consensus_weights.has_local_optimizer(self._model)
         ):
-            warn_about_per_batch_collectives(numbers)
-        loop.move_last_callback()  # others may have been added since
+            _warn_about_per_batch_collectives(numbers)
+        loop.move_last_callback()  # callbacks may have been added since
 
-    def _gather(self, number: int) -> list[int]:
+    def _all_gather(self, number: int) -> list[int]:
         """Return the numbers of all workers, in one collective."""
-        hook = tf_collectives.get_cross_device_ops(self._strategy)
-        count = len(self._strategy.extended.worker_devices)
-        nothing = tf_collectives.per_replica([tf.zeros([0])] * count)
+        ops = tf_collectives.get_cross_device_ops(self._strategy)
         words = tf.bitcast(tf.constant([number], tf.int64), tf.int32)
-        words = tf_collectives.per_replica([tf.reshape(words, [-1])] * count)
-        _, gathered = hook.communicate(False, nothing, words)
-        first = self._strategy.experimental_local_results(gathered)[0]
-        return tf.bitcast(tf.reshape(first, [-1, 2]), tf.int64).numpy().tolist()
+        with self._naming_workers():
+            _, gathered = ops.communicate(
+                False,
+                self._per_replica(tf.zeros([0])),
+                self._per_replica(tf.reshape(words, [-1])),
+            )
+            first = self._strategy.experimental_local_results(gathered)[0]
+            return tf.bitcast(tf.reshape(first, [-1, 2]), tf.int64).numpy().tolist()
 
-    def _ask(self, number: int) -> list[int]:
-        """Do what `_gather` does, for a callback."""
-        with self._named():
-            return self._gather(number)
+    def _per_replica(self, value: tf.Tensor) -> Any:
+        return tf_collectives.per_replica([value] * self._num_local_replicas)
 
-    # --- what a step does not exchange --------------------------------------------
+    # Reductions that a step leaves out
 
     def reduce_logs(self, value: Any) -> tf.Tensor:
-        """Return the mean over this worker's replicas, or over all where all ask.
+        """Return the mean over this worker's replicas, or over all if all call this.
 
-        Of what is not a scalar it is a mean over examples as well, whose sum and number
-        are returned as one tensor: batches may differ in size (`_finish_mean`).
+        Of a value that is not a scalar, the mean is over examples. Then the sum and the
+        number of examples are returned as one tensor for `_finish_mean`, because
+        batches may differ in size.
         """
-        mine = _sum_and_count(self._strategy.experimental_local_results(value))
+        local = _sum_and_count(self._strategy.experimental_local_results(value))
         if self._kind == "train":
-            return mine
-        reduce = self._loops.stock_reduce
-        # A callback may leave an evaluation, where others would wait.
-        op = "MEAN" if mine.shape.rank == 0 else "SUM"
-        each = tf_collectives.per_replica
-        count = len(self._strategy.extended.worker_devices)
+            return local
+        # A callback may leave an evaluation, and the others would wait: hence reduce
+        # only where the lengths differ.
+        op = "MEAN" if local.shape.rank == 0 else "SUM"
         return tf.cond(
-            self._alike[self._kind],
-            lambda: mine,
-            lambda: reduce(op, each([mine] * count), axis=None),
+            self._equal_lengths[self._kind],
+            lambda: local,
+            lambda: self._loops.stock_reduce(op, self._per_replica(local), axis=None),
         )
 
     def replicas_with_values(self, value: Any) -> tf.Tensor:
-        """Return how many replicas have a batch: of this worker, if all are alike."""
-        reduce = self._loops.stock_reduce
+        """Return how many replicas have a batch; only locally if lengths are equal."""
         return tf.cond(
-            self._alike[self._kind],
+            self._equal_lengths[self._kind],
             lambda: tf.identity(value),
-            lambda: reduce("SUM", value, axis=None),
+            lambda: self._loops.stock_reduce("SUM", value, axis=None),
         )
 
-    # --- the end of an epoch ------------------------------------------------------
+    # The end of an epoch
 
     def _wrap_results(self, stock: Callable) -> Callable:
         def results(logs: Any) -> Any:
             name = keras_trainer.name_of_calling_loop()
-            with self._named():
+            with self._naming_workers():
                 if name == "fit":
                     average_statistics_of(self._model)
-                found = stock(logs)
-                if found is logs and logs is self._last[0] and logs is not None:
-                    return self._mean_of_all(self._last[1])
-                return found
+                epoch_logs = stock(logs)
+                last_logs, unreduced = self._last_logs
+                if epoch_logs is logs and logs is last_logs and logs is not None:
+                    return self._mean_of_all(unreduced)
+                return epoch_logs
 
         return results
 
     def _mean_of_all(self, unreduced: Any) -> Any:
-        """Return the logs of a step, which are no metrics, over all workers."""
+        """Return the mean over all workers of a step's logs that are no metrics."""
         leaves = tf.nest.flatten(unreduced)
         vector = tf.concat(
             [tf.reshape(tf.cast(x, tf.float64), [-1]) for x in leaves], axis=0
         )
-        count = len(self._strategy.extended.worker_devices)
-        copies = tf_collectives.per_replica([vector] * count)
-        mean = self._loops.stock_reduce("MEAN", copies, axis=None)
-        parts = tf.split(mean, [x.shape.num_elements() for x in leaves])
+        mean = self._loops.stock_reduce("MEAN", self._per_replica(vector), axis=None)
+        segments = tf.split(mean, [x.shape.num_elements() for x in leaves])
         reduced = [
-            tf.cast(_finish_mean(tf.reshape(part, leaf.shape)), leaf.dtype)
-            for part, leaf in zip(parts, leaves, strict=True)
+            tf.cast(_finish_mean(tf.reshape(segment, leaf.shape)), leaf.dtype)
+            for segment, leaf in zip(segments, leaves, strict=True)
         ]
         return tf.nest.pack_sequence_as(unreduced, reduced)
 
-    # --- before a loop ------------------------------------------------------------
+    # The beginning of a loop
 
     def _before_loop(self, loop: keras_trainer.Loop) -> None:
         if loop.name == "evaluate" and not loop.is_validation:
             average_statistics(self._model)
-        if loop.name == "fit" and self._loops.several:
-            self._new_fit(loop)
-
-    def _new_fit(self, loop: keras_trainer.Loop) -> None:
-        if self._stopping:
-            self._stopping.end()
-        self._stopping = StopSignal(self._strategy)
-        loop.last_callback = StopTogether(self._stopping, self._ask, loop)
-        loop.last_callback.set_model(self._model)
-        loop.move_last_callback()
+        if loop.name == "fit" and self._loops.is_multi_worker:
+            if self._stop_signal:
+                self._stop_signal.end()
+            self._stop_signal = StopSignal(self._strategy)
+            loop.last_callback = StopTogether(self._stop_signal, self._all_gather, loop)
+            loop.last_callback.set_model(self._model)
+            loop.move_last_callback()
 
 
 def _wrap_dataset(dataset: Any) -> DistributedBatches:
@@ -377,7 +298,7 @@ def _wrap_dataset(dataset: Any) -> DistributedBatches:
 
 
 def _wait_for_generators(*args: Any, **kwargs: Any) -> None:
-    """Let no loop before draw from a Python generator that this one is given.
+    """Wait for earlier loops that may still draw from a Python generator.
 
     Two threads cannot be in a generator at once.
     """
@@ -404,3 +325,61 @@ def _finish_mean(value: tf.Tensor) -> tf.Tensor:
 
 def _is_scalar(value: Any) -> bool:
     return tf.is_tensor(value) and value.shape.rank == 0
+
+
+def _number_of_batches(loop: keras_trainer.Loop, batches: DistributedBatches) -> int:
+    """Return how many batches this worker has in an epoch; `_UNKNOWN`, `_INFINITE`."""
+    number = _INFINITE if batches.is_infinite else loop.num_batches
+    return _UNKNOWN if number is None else number
+
+
+def _check_lengths(numbers: set[int], number: int, loop: keras_trainer.Loop) -> None:
+    """Raise `ValueError` if workers are known to leave the loop at different steps.
+
+    Each worker restarts its data set, or leaves the loop, after as many batches as it
+    knows of, whatever the others have. `numbers` are those of all workers, `number`
+    that of this one.
+    """
+    sets = "validation data sets" if loop.is_validation else "data sets"
+    if _INFINITE in numbers and len(numbers) > 1:
+        raise ValueError(
+            f"The {sets} of all workers must be endless (`Dataset.repeat()`), or "
+            "none of them. Received: on this worker "
+            f"{'an endless' if number == _INFINITE else 'a finite'} one."
+        )
+    if len(numbers) > 1 and min(numbers - {_UNKNOWN}) < loop.batches_left:
+        raise ValueError(
+            f"The {sets} of all workers must have the same number of batches, since "
+            f"none can take a step without the others. Use `Dataset.repeat()` with "
+            f"`{loop.limit}`, or on all workers data sets of unknown length, such as "
+            "`Dataset.filter(lambda *_: True)` returns: then a worker that has no "
+            f"batch left continues with empty ones. Received: {_describe(numbers)}, on "
+            f"this worker {'an unknown number' if number == _UNKNOWN else number}, for "
+            f"{_describe_steps(loop)}."
+        )
+
+
+def _describe(numbers: set[int]) -> str:
+    lengths = sorted(n for n in numbers if n != _UNKNOWN)
+    text = f"data sets of {' and '.join(map(str, lengths))} batches" if lengths else ""
+    if _UNKNOWN in numbers:
+        text += " and " * bool(text) + "a data set of unknown length"
+    return text
+
+
+def _describe_steps(loop: keras_trainer.Loop) -> str:
+    if math.isinf(loop.batches_left):
+        return f"all of them, without `{loop.limit}`"
+    together = ", in all epochs" if loop.name == "fit" else ""
+    return f"{loop.batches_left} batches by `{loop.limit}`{together}"
+
+
+def _warn_about_per_batch_collectives(numbers: set[int]) -> None:
+    warnings.warn(
+        "In every step, the workers check whether another one still has a batch. That "
+        "takes a round trip, although their optimizer's steps do not communicate. Use "
+        "`Dataset.repeat()` with `steps_per_epoch`, or data sets of one known length "
+        "on all workers (`tf.data.experimental.assert_cardinality`). Received: "
+        + _describe(numbers),
+        stacklevel=2,
+    )

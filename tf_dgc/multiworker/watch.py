@@ -1,9 +1,10 @@
-"""The watch: ends a worker that others keep waiting, and says for whom it waited.
+"""The watch: ends this worker if it waits too long for another one, and names that one.
 
-TensorFlow notices by itself, within seconds, when another process is gone, for its own
-threads send heartbeats. It never notices when a process lives but does not come to the
-collective that this worker waits in. That is for threads here: every worker publishes
-how many collectives it has started, and who waits too long looks who is behind.
+TensorFlow itself notices within seconds that another process is gone, because its own
+threads send heartbeats. It never notices a process that lives but does not come to the
+collective that this worker waits in. Threads notice that here: every worker publishes
+how many collectives it has started, and a worker that waits too long looks up which
+worker has started fewer.
 """
 
 import atexit
@@ -29,17 +30,17 @@ from tf_dgc.multiworker.positions import Collective, Counts, Group, Position
 
 STUCK_EXIT_CODE = 75  # EX_TEMPFAIL of sysexits.h: starting again may help
 _STUCK_SECONDS = 8.0
-# What is lost TCP sends again, after pauses each twice as long as the one before: after
-# a silence of so long, the next attempt comes within as long again.
+# TCP retransmits after pauses that double each time: after a silence of this length,
+# the next attempt comes within the same time.
 _NETWORK_SECONDS = 15.0
 _UNKNOWN_SHAPE = "a collective whose shape is known at run time only"
-_LONGEST_LINE = 120  # characters of the user's line that are shown
-_NAMED = 8  # workers in different collectives; more are counted
+_LONGEST_LINE = 120  # characters of the user's line that errors show
+_MAX_LISTED = 8  # workers listed in an error; more are counted
 _numbers = itertools.count()  # equal on all workers, as strategies are
 
 
 class Watch:
-    """Watches over what a worker waits for in.
+    """Threads that watch what this worker waits in.
 
     Args:
         strategy: strategy of several workers.
@@ -65,27 +66,32 @@ class Watch:
         self._tracing_limit = workers.tracing_timeout_seconds()
         self._interval = min(2.0, self._limit / 10)
         self._key = f"tf_dgc/watch/{next(_numbers)}"
-        self._started = self._finished = 0  # waits outside of collectives, for all
-        self._purpose = ""  # of the wait outside of collectives that goes on
-        self._lost: dict[Group, int] = {}  # which an error ended: they count no finish
-        self._lost_keys: Mapping[Group, int] = {}
+        # Waits outside of collectives, in which all workers take part.
+        self._started = 0
+        self._finished = 0
+        self._purpose = ""  # of the current one
+        # Collectives that an error ended: TensorFlow never counts them as finished.
+        self._aborted: dict[Group, int] = {}
+        self._aborted_keys: Mapping[Group, int] = {}
         self._published: Position | None = None
         self._published_at = -math.inf
         self._beats = itertools.count(1)
-        self._beats_of_others: dict[str, tuple[int, float]] = {}  # and since when
-        self._seen: dict[Group, tuple[int, int]] = {}
-        self._since = self._excused = self._moved = time.monotonic()
-        self._progress: Any = None  # of everyone, as last heard
-        self._heard: set[str] = set()
+        self._peer_beats: dict[str, tuple[int, float]] = {}  # and when it changed
+        self._counts: Counts = {}
+        self._waiting_since = time.monotonic()
+        self._excused_until = self._waiting_since
+        self._last_progress = self._waiting_since  # of any worker, as far as known
+        self._progress: Any = None  # counts of all workers when they were last read
+        self._contacted: set[str] = set()  # workers whose position was read
         self._turns = itertools.count()
         self._stop = threading.Event()
-        # One may have to wait long for a slow network, which the other is to notice.
+        # Several threads: one that waits for a slow network must not delay the others.
         self._threads = [
             threading.Thread(target=target, name="tf_dgc", daemon=True)
-            for target in (self._publish_often, self._blame_often, self._tell_often)
+            for target in (self._run_publisher, self._run_checks, self._run_watchdog)
         ]
         self._watchdog: watchdog.Watchdog | None = None
-        self._place: Any = None  # of the main thread, when it was last looked at
+        self._main_thread: Any = None  # state of the main thread at the last look
 
     def start(self) -> None:
         """Start the threads; they end before the interpreter does."""
@@ -102,92 +108,96 @@ class Watch:
 
     @contextlib.contextmanager
     def waiting(self, purpose: str) -> Iterator[None]:
-        """Count what is done within as a collective.
+        """Watch the wait within as if it were a collective.
 
-        Args:
-            purpose: purpose of that, the same text on all workers.
+        The purpose must be the same text on all workers.
         """
-        self._started, self._purpose = self._started + 1, purpose
+        self._started += 1
+        self._purpose = purpose
         try:
             yield
         finally:
-            self._finished, self._purpose = self._finished + 1, ""
+            self._finished += 1
+            self._purpose = ""
 
     def _end(self) -> None:
         self._stop.set()
         if self._watchdog is not None:
             self._watchdog.end()
         for thread in self._threads:
-            thread.join(1.0)  # it may wait for who coordinates, in vain
+            thread.join(1.0)  # it may wait for a coordinator that does not answer
         if failures.reported.is_set():
             failures.limit_teardown()
 
-    def _publish_often(self) -> None:
-        self._often(lambda: self._publish(self._look()))
+    # What the threads do
+
+    def _run_publisher(self) -> None:
+        self._repeat(lambda: self._publish(self._position()))
         with contextlib.suppress(tf.errors.OpError):
             failures.note_end(self._strategy)
 
-    def _blame_often(self) -> None:
-        reason = self._often(self._blame_or_get_to_know)
+    def _run_checks(self) -> None:
+        reason = self._repeat(self._check)
         if reason is not None:
             self._give_up(reason)
 
-    def _tell_often(self) -> None:
-        self._often(self._tell_watchdog)
+    def _run_watchdog(self) -> None:
+        self._repeat(self._tell_watchdog)
 
-    def _tell_watchdog(self) -> None:
-        """Tell the watchdog whether the main thread makes progress.
+    def _repeat(self, task: Callable[[], str | None]) -> str | None:
+        """Repeat a task until it returns a reason to give up, or the watch ends.
 
-        One that waits in a collective does: the watch looks after it.
+        An error of the coordination service is ignored: the cluster has failed, and
+        TensorFlow has ended its collectives. Any other error is a fault of the watch,
+        which is printed once; without the watch, this worker might wait for ever.
         """
-        position, before = self._look(), self._place
-        frame = failures.main_thread_frame()
-        self._place = position.counts, id(frame), frame and frame.f_lasti
-        if self._watchdog is not None:
-            progress = bool(position.waits_in) or self._place != before
-            self._watchdog.tell(progress)
-
-    def _often(self, look: Callable[[], str | None]) -> str | None:
-        """Look again and again until there is a reason to give up, or all ends.
-
-        Without the coordination service there is nothing to watch with: the cluster
-        has failed, and TensorFlow has ended its collectives. Any other error is a fault
-        of the watch, told once; a worker that nobody watches might wait for ever.
-        """
-        told: set[type] = set()
+        printed: set[type] = set()
         while not self._stop.is_set():  # at once: a worker may soon be stuck
             try:
-                if (reason := look()) is not None:
+                if (reason := task()) is not None:
                     return reason
             except tf.errors.OpError:
                 pass
             except Exception as error:
-                if type(error) not in told:
-                    told.add(type(error))
-                    sys.stderr.write("tf_dgc: a fault of the watch, which goes on:\n")
+                if type(error) not in printed:
+                    printed.add(type(error))
+                    sys.stderr.write("tf_dgc: error in the watch, which continues:\n")
                     traceback.print_exc()
             self._stop.wait(self._interval)
         return None
 
-    def _blame_or_get_to_know(self) -> str | None:
-        reason = self._blame(self._look())
+    def _check(self) -> str | None:
+        reason = self._reason_to_give_up(self._position())
         if reason is None:
-            self._get_to_know_one()
+            self._contact_next_peer()
         return reason
 
-    def _look(self) -> Position:
-        """Return where this worker is."""
+    def _tell_watchdog(self) -> None:
+        """Tell the watchdog whether the main thread makes progress.
+
+        Waiting in a collective counts as progress: the watch takes care of that.
+        """
+        position = self._position()
+        frame = failures.main_thread_frame()
+        state = position.counts, id(frame), frame and frame.f_lasti
+        progress = bool(position.waits_in) or state != self._main_thread
+        self._main_thread = state
+        if self._watchdog is not None:
+            self._watchdog.tell(progress)
+
+    # This worker's position
+
+    def _position(self) -> Position:
         counts, keys = self._count(), self._pending_keys()
-        idle = not tracing.is_executing(self._frames_of_others())
+        idle = not tracing.is_executing(self._other_frames())
         steady = self._count() == counts  # nothing was started or finished meanwhile
-        # What nothing runs any more has ended.
-        if idle and steady:
-            self._lost = {g: started - done for g, (started, done) in counts.items()}
-            self._lost_keys = keys
+        if idle and steady:  # what has not finished never will
+            self._aborted = {g: started - done for g, (started, done) in counts.items()}
+            self._aborted_keys = keys
         place = failures.source_location(failures.main_thread_frame())
         position = Position(
-            {g: self._with_others(g, *pair) for g, pair in counts.items()},
-            any(map(tracing.is_tracing, self._frames_of_others())),
+            {group: self._adjusted(group, *pair) for group, pair in counts.items()},
+            any(map(tracing.is_tracing, self._other_frames())),
             place,
             failures.source_line(place)[:_LONGEST_LINE],
         )
@@ -197,36 +207,36 @@ class Watch:
                     position.collectives[group] = collective
         return position
 
-    def _pending(self, group: Group, key: int, place: str) -> Collective | None:
-        """Return the collective of a group that this worker waits in, if it is known.
-
-        Args:
-            group: group that it waits in.
-            key: sum of the keys of what was started there and did not finish.
-            place: place in the user's program where it waits.
-        """
-        if group is None and (purpose := self._purpose):
-            return Collective.of_purpose(purpose)
-        key -= self._lost_keys.get(group, 0)
-        launch = tf_collectives.launch_of(key)
-        if launch is None:
-            return Collective(key, _UNKNOWN_SHAPE) if key else None
-        name = f"{launch.kind} of {launch.dtype} {launch.shape}"
-        traced = failures.place_in(launch.places)
-        if traced not in ("", place):
-            name = f"{name}, traced at {traced}"
-        return Collective(key, name)
-
-    def _with_others(self, group: Group, started: int, done: int) -> tuple[int, int]:
-        """Add what is no collective, and what an error ended."""
-        done += self._lost.get(group, 0)
+    def _adjusted(self, group: Group, started: int, done: int) -> tuple[int, int]:
+        """Add the waits outside of collectives, and what an error ended."""
+        done += self._aborted.get(group, 0)
         if group is not None:
             return started, done
         return started + self._started, done + self._finished
 
-    def _frames_of_others(self) -> list[FrameType]:
-        mine = {thread.ident for thread in self._threads}
-        return [f for i, f in sys._current_frames().items() if i not in mine]
+    def _pending(self, group: Group, key: int, place: str) -> Collective | None:
+        """Return the collective of a group that this worker waits in, if it is known.
+
+        `key` is the sum of the keys of all collectives that were started and not
+        finished.
+        """
+        if group is None and (purpose := self._purpose):
+            return Collective.of_purpose(purpose)
+        key -= self._aborted_keys.get(group, 0)
+        traced = tf_collectives.find_collective(key)
+        if traced is None:
+            return Collective(key, _UNKNOWN_SHAPE) if key else None
+        name = f"{traced.kind} of {traced.dtype} {traced.shape}"
+        traced_at = failures.place_in(traced.places)
+        if traced_at not in ("", place):
+            name = f"{name}, traced at {traced_at}"
+        return Collective(key, name)
+
+    def _other_frames(self) -> list[FrameType]:
+        """Return the frames of all threads but those of the watch."""
+        own_threads = {thread.ident for thread in self._threads}
+        frames = sys._current_frames()
+        return [frame for i, frame in frames.items() if i not in own_threads]
 
     def _publish(self, position: Position) -> None:
         if not self._is_news(position):
@@ -241,11 +251,11 @@ class Watch:
     def _is_news(self, position: Position) -> bool:
         """Whether to publish a position now.
 
-        At once if it waits in a collective, or begins or ends to trace. A worker that
-        waits for this one reads its position after `_limit / 2`, and acts on it after
-        `_limit`: so one that goes on without waiting, as in local steps, need not
-        publish more often than that. It would at each look otherwise, as its place in
-        the program changes. One that traces says from time to time that it still does.
+        A worker that begins to wait in a collective, or begins or ends to trace,
+        publishes at once. One that keeps tracing publishes from time to time.
+        Otherwise the interval is `_limit / 2`, because the others read the position
+        after they have waited that long and act on it after `_limit`. Publishing more
+        often would cost packets, as the place in the program changes all the time.
         """
         if self._published is None:
             return True
@@ -256,127 +266,91 @@ class Watch:
             return position != self._published
         return age >= self._limit / 2 and position != self._published
 
-    def _blame(self, position: Position) -> str | None:
+    # The other workers' positions
+
+    def _reason_to_give_up(self, position: Position) -> str | None:
         """Return why to give up, if this worker has waited for too long."""
         now = time.monotonic()
-        if position.counts != self._seen or not position.waits_in:
-            self._seen, self._since = position.counts, now
-        waited = now - self._since
+        if position.counts != self._counts or not position.waits_in:
+            self._counts, self._waiting_since = position.counts, now
+        waited = now - self._waiting_since
         if waited < self._limit / 2:
             return None
         index = {p: i for i, p in enumerate(workers.all_names(self._strategy))}
-        others = {
+        peers = {
             peer: self._lookup(peer)
             for peer in workers.other_names(self._strategy)
             if position.waits_for(index[peer])
         }
-        self._note_progress(others)
+        self._note_progress(peers)
         different = {
-            p: o for p, o in others.items() if o and positions.differ(position, o)
+            peer: other
+            for peer, other in peers.items()
+            if other and positions.in_different_collectives(position, other)
         }
-        if different:  # that does not pass
-            return self._in_different_ones(position, different)
+        if different:  # waiting longer does not help
+            return self._different_collectives(position, different)
         behind = {
-            p: o
-            for p, o in others.items()
-            if o and positions.workers_behind(position, o, index[p])
+            peer: other
+            for peer, other in peers.items()
+            if other and positions.is_behind(position, other, index[peer])
         }
         if waited < self._tracing_limit:
-            self._excused = max(self._excused, self._last_beat(behind))
-        late = {p: o for p, o in behind.items() if not o.waits_in}
-        if late or not self._heard.issuperset(others):
-            patience, since = 0.0, self._since
+            self._excused_until = max(self._excused_until, self._last_beat(behind))
+        late = {peer: other for peer, other in behind.items() if not other.waits_in}
+        if late or not self._contacted.issuperset(peers):
+            patience, since = 0.0, self._waiting_since
         else:  # all wait for the network
-            patience, since = min(self._limit, _NETWORK_SECONDS), self._moved
-        if now - max(since, self._excused) < self._limit + patience:
+            patience, since = min(self._limit, _NETWORK_SECONDS), self._last_progress
+        if now - max(since, self._excused_until) < self._limit + patience:
             return None
-        me = index[workers.own_name(self._strategy)]
+        this_worker = workers.own_name(self._strategy)
         crossed = {
-            p: o
-            for p, o in behind.items()
-            if positions.wait_for_each_other(position, me, o, index[p])
+            peer: other
+            for peer, other in behind.items()
+            if positions.wait_for_each_other(
+                position, index[this_worker], other, index[peer]
+            )
         }
         if crossed and not late:
-            return self._in_different_ones(position, crossed)
-        where = positions.describe_positions(position)
+            return self._different_collectives(position, crossed)
         return (
-            f"{self._name(workers.own_name(self._strategy))} has waited {waited:.0f} "
-            f"s in "
-            f"{where} {self._for_whom(others, late)}. If it is only slow, set "
-            f"{workers.TIMEOUT_VARIABLE} to more seconds than {self._limit:g}"
+            f"{self._name(this_worker)} has waited {waited:.0f} s in "
+            f"{positions.describe_position(position)} {self._for_whom(peers, late)}. "
+            f"If it is only slow, set {workers.TIMEOUT_VARIABLE} to more seconds than "
+            f"{self._limit:g}"
         )
 
-    def _last_beat(self, others: dict[str, Position]) -> float:
+    def _last_beat(self, peers: dict[str, Position]) -> float:
         """Return when another worker was last known to trace, and not to be stuck."""
         now = time.monotonic()
-        for peer, position in others.items():
+        times = [-math.inf]
+        for peer, position in peers.items():
             if position.tracing:
-                beat = self._beats_of_others.get(peer)
+                beat = self._peer_beats.get(peer)
                 if beat is None or beat[0] != position.beat:
-                    self._beats_of_others[peer] = position.beat, now
-        tracing = [self._beats_of_others[p][1] for p, o in others.items() if o.tracing]
-        return max(tracing, default=-math.inf)
+                    beat = self._peer_beats[peer] = position.beat, now
+                times.append(beat[1])
+        return max(times)
 
-    def _in_different_ones(
-        self, position: Position, others: dict[str, Position]
-    ) -> str:
-        """Return the reason if workers are in collectives that never meet."""
-        known = {workers.own_name(self._strategy): position, **others}
-        names = [name for name in workers.all_names(self._strategy) if name in known]
-        items = [self._where(name, known[name]) for name in names[:_NAMED]]
-        if len(names) > _NAMED:
-            items.append(f"and {len(names) - _NAMED} more workers")
-        return failures.itemize(
-            f"the workers {failures.IN_DIFFERENT_COLLECTIVES}, and wait for each other",
-            items,
-        )
+    def _note_progress(self, peers: dict[str, Position | None]) -> None:
+        """Note when any worker was last known to start or finish a collective."""
+        counts = {p: other.counts for p, other in peers.items() if other is not None}
+        self._contacted |= counts.keys()
+        before = self._progress
+        self._progress = self._counts, counts
+        if before is None or before[0] != self._counts:
+            self._last_progress = self._waiting_since
+        elif any(before[1].get(peer) != count for peer, count in counts.items()):
+            self._last_progress = time.monotonic()
 
-    def _where(self, worker: str, position: Position) -> str:
-        """Return where a worker waits: its place, the line there and the collective."""
-        found = [collective.name for collective in position.collectives.values()]
-        names = " and ".join(found) or positions.describe_positions(position)
-        line = f": {position.line}" if position.line else ""
-        return f"{self._name(worker)} at {position.place}{line} [{names}]"
-
-    def _get_to_know_one(self) -> None:
-        """Hear of a worker while the network is free; later it may be too slow."""
-        unknown = sorted(set(workers.other_names(self._strategy)) - self._heard)
-        if unknown:  # in turn: one that is not there yet takes the time of the others
+    def _contact_next_peer(self) -> None:
+        """Read a position while the network is free; later it may be too slow."""
+        unknown = sorted(set(workers.other_names(self._strategy)) - self._contacted)
+        if unknown:  # in turn: each that is not there yet takes time
             peer = unknown[next(self._turns) % len(unknown)]
             if self._lookup(peer) is not None:
-                self._heard.add(peer)
-
-    def _note_progress(self, others: dict[str, Position | None]) -> None:
-        """Remember when anyone was last known to start or finish a collective."""
-        heard = {p: o for p, o in others.items() if o is not None}
-        self._heard |= heard.keys()
-        before = self._progress
-        self._progress = self._seen, {p: o.counts for p, o in heard.items()}
-        if before is None or before[0] != self._seen:
-            self._moved = self._since
-        elif any(before[1].get(p) != at for p, at in self._progress[1].items()):
-            self._moved = time.monotonic()
-
-    def _for_whom(
-        self, others: dict[str, Position | None], late: dict[str, Position]
-    ) -> str:
-        silent = [self._name(peer) for peer, where in others.items() if where is None]
-        names = [f"{self._name(p)} (at {o.place})" for p, o in late.items()]
-        # One that was heard of, and is not any more, is stuck: its process still sends
-        # heartbeats, or the cluster would have failed.
-        stuck = [p for p, where in others.items() if where is None and p in self._heard]
-        if late or stuck:
-            names += map(self._name, stuck)
-            return f"for {' and '.join(names)}, {failures.DOES_NOT_COME}"
-        if silent:
-            return (
-                f"for {' and '.join(silent)}, of which nothing is to be heard: it has "
-                "not called `tf_dgc.prepare` yet, or the network is too slow"
-            )
-        return (
-            f"for data from {' and '.join(map(self._name, others))}, which waits in a "
-            "collective too: the network is too slow for it, or loses too much"
-        )
+                self._contacted.add(peer)
 
     def _lookup(self, peer: str) -> Position | None:
         try:
@@ -385,14 +359,59 @@ class Watch:
             return None
         return Position.from_json(text)
 
+    # The error
+
+    def _different_collectives(
+        self, position: Position, peers: dict[str, Position]
+    ) -> str:
+        """Return the reason if workers are in collectives that never meet."""
+        by_name = {workers.own_name(self._strategy): position, **peers}
+        names = [name for name in workers.all_names(self._strategy) if name in by_name]
+        items = [self._where(name, by_name[name]) for name in names[:_MAX_LISTED]]
+        if len(names) > _MAX_LISTED:
+            items.append(f"and {len(names) - _MAX_LISTED} more workers")
+        return failures.itemize(
+            f"the workers {failures.IN_DIFFERENT_COLLECTIVES}, and wait for each other",
+            items,
+        )
+
+    def _where(self, worker: str, position: Position) -> str:
+        """Return where a worker waits: its place, the line there and the collective."""
+        pending = [collective.name for collective in position.collectives.values()]
+        names = " and ".join(pending) or positions.describe_position(position)
+        line = f": {position.line}" if position.line else ""
+        return f"{self._name(worker)} at {position.place}{line} [{names}]"
+
+    def _for_whom(
+        self, peers: dict[str, Position | None], late: dict[str, Position]
+    ) -> str:
+        names = [f"{self._name(p)} (at {other.place})" for p, other in late.items()]
+        silent = [peer for peer, other in peers.items() if other is None]
+        # A worker that was contacted before and is silent now is stuck: its process
+        # still sends heartbeats, or the cluster would have failed.
+        stuck = [peer for peer in silent if peer in self._contacted]
+        if late or stuck:
+            names += map(self._name, stuck)
+            return f"for {' and '.join(names)}, {failures.DOES_NOT_COME}"
+        if silent:
+            return (
+                f"for {' and '.join(map(self._name, silent))}, of which nothing is to "
+                "be heard: it has not called `tf_dgc.prepare` yet, or the network is "
+                "too slow"
+            )
+        return (
+            f"for data from {' and '.join(map(self._name, peers))}, which waits in a "
+            "collective too: the network is too slow for it, or loses too much"
+        )
+
     def _name(self, worker: str) -> str:
         return workers.full_name(self._strategy, worker)
 
     def _give_up(self, reason: str) -> None:
-        """Let the collective fail; if that does not free the main thread, end here."""
+        """End the collective; end the process if its main thread stays stuck."""
         before = failures.main_thread_frame()
         instruction = before and before.f_lasti
-        start_daemon_thread(lambda: _fail(reason), "tf_dgc")
+        start_daemon_thread(lambda: _end_collectives(reason), "tf_dgc")
         if self._stop.wait(_STUCK_SECONDS):
             return
         after = failures.main_thread_frame()
@@ -403,6 +422,7 @@ class Watch:
             os._exit(STUCK_EXIT_CODE)
 
 
-def _fail(reason: str) -> None:
-    coordination.abort_collectives(f"tf_dgc: {reason}")  # even if nobody can be told
+def _end_collectives(reason: str) -> None:
+    # Here first, in case the others cannot be reached.
+    coordination.abort_collectives(f"tf_dgc: {reason}")
     failures.report_to_workers(reason)

@@ -1,9 +1,9 @@
-"""The watchdog: ends this worker if it is stuck after other workers have gone.
+"""The watchdog: a process that ends this worker if it is stuck and others have gone.
 
-A thread of this process cannot do that where another one holds Python's lock for ever.
-So a process of its own does (`watchdog_process.py`): it hears from this one whether the
-main thread makes progress, and looks at the ports of the other workers when it does
-not. It prints the main thread's stack first.
+A thread of this worker could not do that if another one held Python's lock for ever.
+The worker tells the process (`watchdog_process.py`) whether its main thread makes
+progress. If it does not, the process connects to the ports of the other workers. Before
+it ends the worker, it has the main thread's stack printed.
 """
 
 import contextlib
@@ -16,57 +16,54 @@ from collections.abc import Sequence
 
 from tf_dgc.multiworker import watchdog_process
 
-_LONGEST_SECONDS = 45.0  # from when another worker is gone to the end of this one
-_SHORTEST_SECONDS = 10.0
+_MAX_SECONDS = 45.0
+_MIN_SECONDS = 10.0
 _STANDARD_ERROR = 2
 
 
 class Watchdog:
-    """The process that watches this one.
+    """The process that watches this worker.
 
-    Args:
-        name: name of this worker, for the message.
-        peers: addresses of the other workers, `host:port`.
-        seconds: time without progress, and without another worker, after which this
-            worker is ended; between 10 and 45 if it is not.
+    After `seconds` (limited to 10 to 45) without progress, and without another worker,
+    it ends this worker.
 
     Attributes:
-        expected: whether this worker still needs the others: before that, and
-            afterwards, it is not ended.
+        needs_others: whether this worker needs the others now; otherwise it is not
+            ended.
     """
 
     def __init__(self, name: str, peers: Sequence[str], seconds: float):
-        self.expected = False
+        self.needs_others = False
         self._process: subprocess.Popen | None = None
-        patience = min(max(seconds, _SHORTEST_SECONDS), _LONGEST_SECONDS)
+        patience = min(max(seconds, _MIN_SECONDS), _MAX_SECONDS)
         program = [sys.executable, "-I", "-S", watchdog_process.__file__]
         arguments = [os.getpid(), _register_signal(), patience, name, *peers]
-        with contextlib.suppress(OSError, TypeError):  # no `sys.executable`, no process
+        with contextlib.suppress(OSError, TypeError):  # without `sys.executable`
             self._process = subprocess.Popen(
                 [*program, *map(str, arguments)],
                 stdin=subprocess.PIPE,
                 stdout=subprocess.DEVNULL,
                 start_new_session=True,  # no Ctrl-C
             )
-            os.set_blocking(self._number, False)
+            os.set_blocking(self._descriptor, False)
 
     @property
-    def _number(self) -> int:
+    def _descriptor(self) -> int:
         assert self._process is not None and self._process.stdin is not None
         return self._process.stdin.fileno()
 
     def tell(self, progress: bool) -> None:
-        """Say that this process runs, and whether its main thread makes progress."""
+        """Tell the process whether this worker's main thread makes progress."""
         if self._process is None:
             return
-        word = watchdog_process.FREE
-        if self.expected:
-            word = watchdog_process.PROGRESS if progress else watchdog_process.NONE
-        with contextlib.suppress(OSError):  # it is gone, or has not listened for long
-            os.write(self._number, word)
+        message = watchdog_process.FREE
+        if self.needs_others:
+            message = watchdog_process.PROGRESS if progress else watchdog_process.NONE
+        with contextlib.suppress(OSError):  # it is gone, or has not read for long
+            os.write(self._descriptor, message)
 
     def end(self) -> None:
-        """End the process that watches this one."""
+        """End the process."""
         process, self._process = self._process, None
         if process is not None and process.stdin is not None:
             process.stdin.close()
@@ -78,26 +75,26 @@ _running: list[Watchdog] = []
 
 
 def start(name: str, peers: Sequence[str], seconds: float) -> Watchdog:
-    """Start the watchdog of this process, as `Watchdog`."""
+    """Start the watchdog of this worker; arguments as `Watchdog`."""
     _running.append(Watchdog(name, peers, seconds))
     return _running[-1]
 
 
 def expect_others(expected: bool) -> None:
-    """Say whether this worker needs the others from now on, which so must not end."""
+    """Set whether this worker needs the others from now on."""
     for watchdog in _running:
-        watchdog.expected = expected
+        watchdog.needs_others = expected
         watchdog.tell(progress=True)
 
 
 def _register_signal() -> int:
-    """Return the signal at which this process prints its main thread's stack, or 0.
+    """Return the signal at which this worker prints its main thread's stack, or 0.
 
-    `faulthandler` does so without Python's lock. Printing other threads may crash.
+    `faulthandler` needs no lock of Python for that. Printing other threads may crash.
     """
     number = getattr(signal, "SIGRTMIN", 0) and signal.SIGRTMIN + 11
     if not number or signal.getsignal(number) is not signal.SIG_DFL:
-        return 0  # the program's own
+        return 0  # the program uses it
     with contextlib.suppress(OSError, RuntimeError, ValueError):
         faulthandler.register(number, file=_STANDARD_ERROR, all_threads=False)
         return int(number)

@@ -1,7 +1,7 @@
-"""Parts: of what differs between workers, each saves its own, in a file of its own.
+"""Parts of a backup: files in which each worker saves what differs between workers.
 
-While one is written or read, optimizers hand their values to it, in place of gathering
-those of all workers; nobody is asked for anything.
+While a part is written or read, optimizers pass their values to it instead of gathering
+those of all workers; nothing is communicated.
 """
 
 import contextlib
@@ -17,102 +17,85 @@ from tf_dgc.multiworker import hdf5
 
 
 class PartWriter:
-    """Takes values of the replicas of this process, one variable after the other.
-
-    Args:
-        writing: file of the part.
-    """
+    """Writes the values of this process's replicas, one variable after the other."""
 
     def __init__(self, writing: hdf5.Hdf5Writing):
         self._writing = writing
         self._count = 0
 
     def put(self, rows: np.ndarray) -> np.ndarray:
-        """Write values, and return what stands for them in Keras's file.
-
-        Args:
-            rows: value of each local replica, `[local replicas, ...]`.
-        """
-        place = np.array([self._count], np.int64)
+        """Write values `[local replicas, ...]`; return their number in the part."""
+        number = np.array([self._count], np.int64)
         self.put_as(str(self._count), rows)
         self._count += 1
-        return place
+        return number
 
     def put_as(self, name: str, rows: np.ndarray) -> None:
-        """Write values by a name.
-
-        Args:
-            name: name of the values.
-            rows: value of each local replica, as in `put`.
-        """
-        # As bytes, because HDF5 knows no bfloat16.
+        """Write values under a name, as `put`."""
+        # As bytes, because HDF5 has no bfloat16.
         flat = np.ascontiguousarray(rows).reshape(-1).view(np.uint8)
         content = flat.reshape(len(rows), rows.nbytes // len(rows))
-        made = self._writing.file.create_dataset(name, data=content)
-        made.attrs["dtype"] = rows.dtype.name
-        made.attrs["shape"] = np.array(rows.shape[1:], np.int64)
+        dataset = self._writing.file.create_dataset(name, data=content)
+        dataset.attrs["dtype"] = rows.dtype.name
+        dataset.attrs["shape"] = np.array(rows.shape[1:], np.int64)
         self._writing.check()
 
 
 class PartReader:
-    """Gives back what writers were given, to as many replicas or to others.
+    """Reads what `PartWriter`s wrote, for the same or another number of replicas.
 
     Args:
-        places: file and row of each replica that wrote, by replica; at least those of
-            the replicas that ask.
-        asking: numbers of the replicas of this process.
-        number: number of replicas there are now.
-        saved: number of replicas that wrote.
+        rows: file and row of each replica that wrote, by replica; at least those of the
+            local replicas.
+        local_replicas: indices of the replicas of this process.
+        num_replicas: number of replicas now.
+        num_saved: number of replicas that wrote.
     """
 
     def __init__(
         self,
-        places: Mapping[int, tuple[h5py.File, int]],
-        asking: Sequence[int],
-        number: int,
-        saved: int,
+        rows: Mapping[int, tuple[h5py.File, int]],
+        local_replicas: Sequence[int],
+        num_replicas: int,
+        num_saved: int,
     ):
-        self._places, self._asking = places, asking
-        self._as_many, self._saved = number == saved, saved
+        self._rows, self._local_replicas = rows, local_replicas
+        self._same_number, self._num_saved = num_replicas == num_saved, num_saved
 
-    def take(self, place: np.ndarray) -> np.ndarray:
-        """Return values of all replicas that wrote, `[N, ...]`.
+    def take(self, number: np.ndarray) -> np.ndarray:
+        """Return the values of all replicas that wrote, `[num_saved, ...]`.
 
-        If there are as many now, those that are not this process's are zeros.
-
-        Args:
-            place: number that `Writer.put` returned, `[1]`.
+        With the same number of replicas now, those of other processes are zeros.
         """
-        name = str(int(np.asarray(place).reshape(-1)[0]))
-        asked = self._asking if self._as_many else range(self._saved)
-        shape, dtype = self._form(name)
-        values = np.zeros((self._saved, *shape), dtype)
-        for replica in asked:
-            values[replica] = self._row(name, replica)
+        name = str(int(np.asarray(number).reshape(-1)[0]))
+        shape, dtype = self._spec(name)
+        values = np.zeros((self._num_saved, *shape), dtype)
+        needed = self._local_replicas if self._same_number else range(self._num_saved)
+        for replica in needed:
+            values[replica] = self._value(name, replica)
         return values
 
     def take_own(self, name: str) -> list[np.ndarray]:
-        """Return the value of each local replica; of replica 0, if numbers differ.
-
-        Args:
-            name: name that was given to `Writer.put_as`.
-        """
-        return [self._row(name, r if self._as_many else 0) for r in self._asking]
+        """Return each local replica's value; if numbers differ, that of replica 0."""
+        replicas = self._local_replicas
+        if not self._same_number:
+            replicas = [0] * len(replicas)
+        return [self._value(name, replica) for replica in replicas]
 
     def names(self) -> set[str]:
-        """Return the names that were given to `Writer.put_as`."""
-        file, _ = next(iter(self._places.values()))
+        """Return the names that were passed to `PartWriter.put_as`."""
+        file, _ = next(iter(self._rows.values()))
         return {name for name in file if not name.isdecimal()}
 
-    def _form(self, name: str) -> tuple[tuple[int, ...], np.dtype]:
-        file, _ = next(iter(self._places.values()))
+    def _spec(self, name: str) -> tuple[tuple[int, ...], np.dtype]:
+        file, _ = next(iter(self._rows.values()))
         attributes = file[name].attrs
         dtype = tf.as_dtype(str(attributes["dtype"])).as_numpy_dtype
         return tuple(map(int, attributes["shape"])), np.dtype(dtype)
 
-    def _row(self, name: str, replica: int) -> np.ndarray:
-        shape, dtype = self._form(name)
-        file, row = self._places[replica]
+    def _value(self, name: str, replica: int) -> np.ndarray:
+        shape, dtype = self._spec(name)
+        file, row = self._rows[replica]
         return np.frombuffer(file[name][row].tobytes(), dtype).reshape(shape)
 
 
@@ -121,26 +104,18 @@ _reader: contextvars.ContextVar[PartReader | None] = contextvars.ContextVar("rea
 
 
 def part_being_written() -> PartWriter | None:
-    """Return the part that is written here; None if all are to be gathered."""
+    """Return the part that is being written; None if all values are to be gathered."""
     return _writer.get(None)
 
 
 def part_being_read() -> PartReader | None:
-    """Return what is read of parts; None if all values are in one file."""
+    """Return the reader of parts; None if all values are in one file."""
     return _reader.get(None)
 
 
 @contextlib.contextmanager
 def writing_part(path: pathlib.Path, name: str) -> Iterator[PartWriter]:
-    """Let what is saved within go to a part.
-
-    Args:
-        path: path of the part.
-        name: name of the backup that it belongs to.
-
-    Raises:
-        OSError: if the disk does not take all of it.
-    """
+    """Write what optimizers save within to a part of the backup `name`."""
     with hdf5.writing_hdf5(path) as part:
         part.file.attrs["backup"] = name
         writer = PartWriter(part)
@@ -153,24 +128,17 @@ def writing_part(path: pathlib.Path, name: str) -> Iterator[PartWriter]:
 
 @contextlib.contextmanager
 def reading_part(
-    paths: Mapping[int, tuple[pathlib.Path, int]],
-    asking: Sequence[int],
-    number: int,
-    saved: int,
+    rows: Mapping[int, tuple[pathlib.Path, int]],
+    local_replicas: Sequence[int],
+    num_replicas: int,
+    num_saved: int,
 ) -> Iterator[PartReader]:
-    """Let what is loaded within come from parts.
-
-    Args:
-        paths: path of the part and row in it of each replica, as in `Reader`.
-        asking: numbers of the replicas of this process.
-        number: number of replicas there are now.
-        saved: number of replicas that wrote.
-    """
+    """Load what optimizers load within from parts; arguments as `PartReader`."""
     with contextlib.ExitStack() as stack:
-        different = {path for path, _ in paths.values()}
-        files = {p: stack.enter_context(h5py.File(p, "r")) for p in different}
-        places = {r: (files[path], row) for r, (path, row) in paths.items()}
-        reader = PartReader(places, asking, number, saved)
+        paths = {path for path, _ in rows.values()}
+        files = {path: stack.enter_context(h5py.File(path, "r")) for path in paths}
+        open_rows = {r: (files[path], row) for r, (path, row) in rows.items()}
+        reader = PartReader(open_rows, local_replicas, num_replicas, num_saved)
         token = _reader.set(reader)
         try:
             yield reader

@@ -12,30 +12,30 @@ from tf_dgc._internals import save_hooks, tf_collectives, tracing
 from tf_dgc.collectives import cross_device
 from tf_dgc.multiworker import consensus
 
-# --- Elastic restart: what N workers saved, divided among M.
-
 RESTORE_RULES = ("sum", "mean", "largest", "zero")
 
 
 def restored_share(
     values: np.ndarray, worker: int, num_workers: int, rule: str
 ) -> np.ndarray:
-    """Return what one worker gets of what all workers saved.
+    """Return one worker's share of the values that all workers saved.
 
-    With as many workers as saved it, each gets its own back, bit for bit. Otherwise
-    all get the same:
+    With the same number of workers, each gets its own value back, bit for bit.
+    Otherwise all get the same:
 
-    - `"sum"`: the total divided by the number of workers, which keeps the total, to
-      rounding of one division. For what adds up over workers.
-    - `"mean"`: the mean. For what is of the same size whatever the number of workers.
-    - `"largest"`: the largest, entry by entry. For what only grows, or fades.
-    - `"zero"`: zeros, as before the first step. For what nobody else can go on with.
+    - `"sum"`: the total divided by the number of workers, which keeps the total, up to
+      the rounding of one division. For values that add up over workers.
+    - `"mean"`: the mean. For values whose size does not depend on the number of
+      workers.
+    - `"largest"`: the largest, entry by entry. For values that only grow, or fade.
+    - `"zero"`: zeros, as before the first step. For values that only the same worker
+      can use.
 
     Args:
         values: values of all workers that saved, `[N, ...]`.
         worker: index of this worker, 0 to `num_workers - 1`.
-        num_workers: number of workers there are now.
-        rule: name of the rule, one of `RULES`.
+        num_workers: number of workers now.
+        rule: one of `RESTORE_RULES`.
 
     Returns:
         `[...]`, of the same dtype.
@@ -51,17 +51,11 @@ def restored_share(
     return np.asarray(total / divisor, values.dtype)
 
 
-# --- Copies: the value that every replica has of one variable.
-
-
 class ReplicaCopies:
-    """What the replicas of a strategy have of a variable that may differ among them.
+    """The copies that the replicas of a strategy have of a variable.
 
-    Args:
-        strategy: strategy under which the variable was created.
-        variable: distributed variable, or `tf.Variable` of one replica.
-        instead: values that are to be gathered, one per local replica; None for those
-            that the copies have.
+    `instead` are values to be gathered instead of those of the copies, one per local
+    replica.
     """
 
     def __init__(
@@ -82,65 +76,54 @@ class ReplicaCopies:
     def gather(self, local: bool = False) -> np.ndarray:
         """Return the values of all replicas, `[num_workers, ...]`; call it on all.
 
-        One collective, if there are other processes.
-
-        Args:
-            local: whether to return those of this process only, and contact nobody.
+        One collective, if there are other processes. With `local`, return only the
+        values of this process, without a collective.
         """
-        number = self._strategy.num_replicas_in_sync
-        given = self._instead or self.local
-        pairs = zip(self._pairs(), given, strict=True)
+        pairs = zip(self._pairs(), self._instead or self.local, strict=True)
         values = {replica: value.numpy() for (replica, _), value in pairs}
-        if local or len(values) == number:
+        if local or len(values) == self._strategy.num_replicas_in_sync:
             return np.stack([values[replica] for replica in sorted(values)])
         return self.gather_from_peers(values)
 
     def gather_from_peers(self, values: dict[int, np.ndarray]) -> np.ndarray:
-        """Do what `gather` does, by a collective.
-
-        Args:
-            values: values of this process, by the replicas' places among all.
-        """
-        number = self._strategy.num_replicas_in_sync
+        """Return the values of all replicas, given the local ones, by a collective."""
         rows = self._gather_words([_to_words(r, v) for r, v in values.items()])
         rows = rows[np.argsort(rows[:, 0])]
         like = next(iter(values.values()))
         content = np.ascontiguousarray(rows[:, 1:]).view(np.uint8)[:, : like.nbytes]
-        found = np.ascontiguousarray(content).view(like.dtype)
-        return found.reshape(number, *like.shape)
+        values_of_all = np.ascontiguousarray(content).view(like.dtype)
+        return values_of_all.reshape(len(rows), *like.shape)
 
     def scatter(self, values: np.ndarray, rule: str) -> None:
-        """Restore what `gather` returned, here or on another number of workers.
+        """Restore the values that `gather` returned, `[N, ...]`, on any workers.
 
-        Args:
-            values: values of all workers, `[N, ...]`, N the number of workers then.
-            rule: name of the rule for another number, one of `elastic.RULES`.
+        `rule`, one of `RESTORE_RULES`, is for a number of workers other than N.
         """
         number = self._strategy.num_replicas_in_sync
         for replica, copy in self._pairs():
             copy.assign(restored_share(values, replica, number, rule))
 
     def _pairs(self) -> list[tuple[int, tf.Variable]]:
-        """Return the copies of this process, by their places among all."""
-        places = self._strategy.experimental_distribute_values_from_function(
+        """Return the replica and copy of every local replica."""
+        ids = self._strategy.experimental_distribute_values_from_function(
             lambda context: context.replica_id_in_sync_group
         )
-        replicas = map(int, self._strategy.experimental_local_results(places))
+        replicas = map(int, self._strategy.experimental_local_results(ids))
         return list(zip(replicas, self.local, strict=True))
 
     def _gather_words(self, words: list[np.ndarray]) -> np.ndarray:
         """Return rows of int32 of all replicas, in any order."""
-        none = tf_collectives.per_replica([tf.zeros([0])] * len(words))
-        given = tf_collectives.per_replica(list(map(tf.constant, words)))
+        no_vectors = tf_collectives.per_replica([tf.zeros([0])] * len(words))
+        replica_words = tf_collectives.per_replica(list(map(tf.constant, words)))
         with self._strategy.scope():
-            hook = cross_device.cross_device_ops(self._strategy)
-            _, buffers = hook.communicate(False, none, given)
+            ops = cross_device.cross_device_ops(self._strategy)
+            _, buffers = ops.communicate(False, no_vectors, replica_words)
             first = self._strategy.experimental_local_results(buffers)[0]
         return first.numpy().reshape(self._strategy.num_replicas_in_sync, -1)
 
 
 def _to_words(replica: int, value: np.ndarray) -> np.ndarray:
-    """Return a place, and the bits of a value, filled up with zeros, as int32."""
+    """Return a replica's index and the bits of its value, zero-padded, as int32."""
     content = np.ascontiguousarray(value).reshape(-1).view(np.uint8)
     words = np.zeros(1 + -(-len(content) // 4), np.int32)
     words[0] = replica
@@ -151,18 +134,18 @@ def _to_words(replica: int, value: np.ndarray) -> np.ndarray:
 class PerWorkerVariable(keras.Variable):
     """A variable with a value of its own on every worker, zero at first.
 
-    Inside a training step it is the local value. Outside, reading it (`numpy`) gives
-    the sum over all workers, and assigning divides among them. What is saved is the
-    value of every worker, so that as many workers go on bit for bit where they were;
-    another number of workers divides it (`elastic.share`). Reading and saving are
-    collectives, which every worker has to take part in. A SavedModel, with which nobody
-    goes on, has this process's first value, for which nobody is asked.
+    Inside a training step it is the local value. Outside, reading it (`numpy`) returns
+    the sum over all workers, and assigning divides a value among them. Every worker's
+    value is saved: the same number of workers continues bit for bit, and another number
+    divides the values (`restored_share`). Reading and saving are collectives, in which
+    every worker must take part. A SavedModel, from which no training continues, has
+    this process's first value, without a collective.
 
     Args:
         shape: shape of the value on one worker.
         dtype: name of a dtype, float32 or float64.
         name: name of the variable, without slashes.
-        rule: name of the rule for another number of workers, one of `elastic.RULES`.
+        rule: one of `RESTORE_RULES`, for another number of workers.
     """
 
     def __init__(self, shape: Any, dtype: str, name: str, rule: str = "sum"):
@@ -183,14 +166,12 @@ class PerWorkerVariable(keras.Variable):
         return tf.convert_to_tensor(self.value)
 
     def local_at(self, indices: tf.Tensor) -> tf.Tensor:
-        """Return entries of this replica's value, `[k]`; call it as `local`.
+        """Return entries of this replica's value, `[k]`, at int32 indices `[k, rank]`.
 
-        Of a value that was read as a whole, what updates it has to make a copy.
-
-        Args:
-            indices: index of each entry, int32 `[k, rank]`.
+        Call it inside a training step. Reading the whole value would make the next
+        update copy it.
         """
-        if tracing.in_xla_context():  # copies nothing, and has no such operation
+        if tracing.in_xla_context():  # does not copy, and lacks the operation below
             return tf.gather_nd(self.local(), indices)
         return tf.raw_ops.ResourceGatherNd(
             resource=self.value.handle, indices=indices, dtype=self.dtype
@@ -198,7 +179,7 @@ class PerWorkerVariable(keras.Variable):
 
     @property
     def value(self) -> Any:
-        """The `tf.Variable`; outside a step, for every worker to read together."""
+        """The `tf.Variable`; outside a step, all workers must read it together."""
         self._meet()
         return super().value
 
@@ -207,38 +188,37 @@ class PerWorkerVariable(keras.Variable):
         return super().numpy()
 
     def __array__(self, dtype: Any = None, copy: bool | None = None) -> Any:
-        del copy  # it is a new array in any case
+        del copy  # it is always a new array
         return np.asarray(self.numpy(), dtype)
 
     def __repr__(self) -> str:
-        # The base class prints the value, and reading it is a collective.
+        # The base class prints the value, whose reading is a collective.
         return (
             f"<PerWorkerVariable path={self.path}, shape={tuple(self.shape)}, "
             f"dtype={self.dtype}>"
         )
 
     def local_values(self) -> list[np.ndarray]:
-        """Return the value of every replica of this process; it is not collective."""
+        """Return the value of every local replica, without a collective."""
         return [copy.numpy() for copy in self._copies.local]
 
     def gather(self, local: bool = False) -> np.ndarray:
         """Return the values of all workers, `[num_workers, ...]`; call it on all.
 
-        Args:
-            local: whether to return those of this process only, and contact nobody.
+        With `local`, return only those of this process, without a collective.
         """
         if not local:
             self._meet()
         return self._copies.gather(local)
 
     def scatter(self, values: np.ndarray) -> None:
-        """Restore what `gather` returned, here or on another number of workers.
+        """Restore the values that `gather` returned, for any number of workers.
 
         Args:
             values: values of all workers, `[N, ...]`, N the number of workers then.
 
         Raises:
-            ValueError: if it is of another shape, as of another model or method.
+            ValueError: if they have another shape, as of another model or method.
         """
         shape = tuple(self.shape)
         if np.ndim(values) == 0 or np.shape(values)[1:] != shape:
@@ -250,15 +230,14 @@ class PerWorkerVariable(keras.Variable):
             )
         self._copies.scatter(values, self._rule)
 
-    # --- how tf.train.Checkpoint saves and restores ---------------------------------
+    # tf.train.Checkpoint
 
     def _serialize_to_tensors(self) -> dict[str, Any]:
         if save_hooks.is_saving_saved_model():
-            # Whoever loads that has one variable, and wants its value by its name.
+            # Its reader expects one variable under the variable's own name.
             return self._copies.local[0]._serialize_to_tensors()
         device = self._copies.local[0].device
-        read = save_hooks.read_when_saved(self.gather, self.dtype, device)
-        return {_SAVED: read}
+        return {_SAVED: save_hooks.read_when_saved(self.gather, self.dtype, device)}
 
     def _restore_from_tensors(self, restored_tensors: dict[str, Any]) -> Any:
         values = restored_tensors[_SAVED].numpy()
@@ -301,12 +280,12 @@ _SAVED = "VALUES_OF_ALL_WORKERS"
 
 
 class SharedVariable(keras.Variable):
-    """A variable that every worker computes alike, and assigns to itself.
+    """A variable that every worker computes and assigns locally, equal on all.
 
     Reading and writing it is local. A checkpoint has the first worker's value.
 
     Args:
-        initial_value: first value, a NumPy array, equal on all workers.
+        initial_value: initial value, a NumPy array, equal on all workers.
         dtype: name of a float dtype.
         name: name of the variable, without slashes.
     """

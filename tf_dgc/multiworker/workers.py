@@ -1,4 +1,4 @@
-"""Workers: what they are called, where they are, and how long they wait."""
+"""Names and addresses of workers, and their timeouts."""
 
 import math
 import os
@@ -18,11 +18,31 @@ def own_name(strategy: tf.distribute.Strategy) -> str:
     return f"{resolver.task_type} {resolver.task_id}"
 
 
-def addresses(cluster: tf.train.ClusterSpec) -> dict[str, str]:
-    """Return the address of every worker by its name, the first one's first.
+def all_names(strategy: tf.distribute.Strategy) -> list[str]:
+    """Return the names of all workers; the first one coordinates the others."""
+    return list(addresses(strategy.cluster_resolver.cluster_spec()))
 
-    The first one is the one that coordinates the others.
-    """
+
+def other_names(strategy: tf.distribute.Strategy) -> list[str]:
+    """Return the names of all workers but this one."""
+    return [name for name in all_names(strategy) if name != own_name(strategy)]
+
+
+def full_name(strategy: tf.distribute.Strategy, name: str) -> str:
+    """Return a worker's name with its address, for errors."""
+    address = addresses(strategy.cluster_resolver.cluster_spec()).get(name)
+    return name if address is None else f"{name} ({address})"
+
+
+def index(strategy: tf.distribute.Strategy) -> int:
+    """Return the index of this process among all workers; 0 if it is the only one."""
+    resolver = getattr(strategy, "cluster_resolver", None)
+    names = list(addresses(resolver.cluster_spec())) if resolver else []
+    return names.index(own_name(strategy)) if names else 0
+
+
+def addresses(cluster: tf.train.ClusterSpec) -> dict[str, str]:
+    """Return the address of every worker by its name, in the order of workers."""
     return {
         f"{job} {index}": cluster.task_address(job, index)
         for job in ("chief", "worker")
@@ -33,40 +53,18 @@ def addresses(cluster: tf.train.ClusterSpec) -> dict[str, str]:
 
 def hosts(strategy: tf.distribute.Strategy) -> list[str]:
     """Return the host of each replica, by index; "" for all if there is one process."""
+    num_replicas = strategy.num_replicas_in_sync
     resolver = getattr(strategy, "cluster_resolver", None)
-    known = addresses(resolver.cluster_spec()) if resolver else {}
-    number = strategy.num_replicas_in_sync
-    if not known:
-        return [""] * number
-    of_each = [address.rpartition(":")[0] for address in known.values()]
-    return [host for host in of_each for _ in range(number // len(of_each))]
-
-
-def index(strategy: tf.distribute.Strategy) -> int:
-    """Return the index of this process among all that take part; 0 if it is alone."""
-    resolver = getattr(strategy, "cluster_resolver", None)
-    names = list(addresses(resolver.cluster_spec())) if resolver else []
-    return names.index(own_name(strategy)) if names else 0
-
-
-def all_names(strategy: tf.distribute.Strategy) -> list[str]:
-    """Return the names of all workers, the first one's first."""
-    return list(addresses(strategy.cluster_resolver.cluster_spec()))
-
-
-def other_names(strategy: tf.distribute.Strategy) -> list[str]:
-    """Return the names of all workers but this one."""
-    return [name for name in all_names(strategy) if name != own_name(strategy)]
-
-
-def full_name(strategy: tf.distribute.Strategy, name: str) -> str:
-    """Return a worker's name with its address, as errors give it."""
-    known = addresses(strategy.cluster_resolver.cluster_spec())
-    return f"{name} ({known[name]})" if name in known else name
+    by_name = addresses(resolver.cluster_spec()) if resolver else {}
+    if not by_name:
+        return [""] * num_replicas
+    worker_hosts = [address.rpartition(":")[0] for address in by_name.values()]
+    per_worker = num_replicas // len(worker_hosts)
+    return [host for host in worker_hosts for _ in range(per_worker)]
 
 
 def timeout_seconds() -> float:
-    """Return how long to wait for a worker that does not come, in seconds.
+    """Return how long to wait for a worker that does not come.
 
     40, or the environment variable `TF_DGC_TIMEOUT`.
 
@@ -77,7 +75,7 @@ def timeout_seconds() -> float:
 
 
 def start_timeout_seconds() -> float:
-    """Return how long to wait for a worker to start, in seconds.
+    """Return how long to wait for a worker to start.
 
     45, or the environment variable `TF_DGC_START_TIMEOUT`.
     """
@@ -85,7 +83,7 @@ def start_timeout_seconds() -> float:
 
 
 def tracing_timeout_seconds() -> float:
-    """Return how long to wait for a worker that is tracing a `tf.function`, in seconds.
+    """Return how long to wait for a worker that is tracing a `tf.function`.
 
     1200, or the environment variable `TF_DGC_TRACING_TIMEOUT`; at least
     `timeout_seconds`.
@@ -94,7 +92,7 @@ def tracing_timeout_seconds() -> float:
 
 
 def heartbeat_timeout_seconds() -> float:
-    """Return after how long without a heartbeat a worker counts as gone, in seconds.
+    """Return after how many seconds without a heartbeat a worker counts as gone.
 
     10, or the environment variable `TF_DGC_HEARTBEAT_TIMEOUT`, which
     `multi_worker_strategy` passes to TensorFlow.

@@ -170,12 +170,12 @@ class CollectiveOptimizer(OptimizerWrapper):
                 self.step(self.state, grads, variables)
 
     def step(
-        self, state: OptimizerState, grads: list, variables: list[keras.Variable]
+        self, state: OptimizerState, grads: list[Any], variables: list[keras.Variable]
     ) -> None:
         """Take one step.
 
         Args:
-            state: what `build` created.
+            state: state that `build` created.
             grads: gradients, none missing.
             variables: variable of each.
         """

@@ -1,6 +1,6 @@
 """Any compression method as a Keras optimizer."""
 
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import keras
 import tensorflow as tf
@@ -73,8 +73,8 @@ class CompressedOptimizer(CollectiveOptimizer):
             `staleness`; takes 4 bytes per entry, which are not saved.
         check_every: number of steps between comparisons of the model's checksums on all
             workers, which are sent with the gradients. None: never.
-        on_divergence: what all workers do if models differ: "raise", before anything is
-            updated, or "warn". Both name workers and variables.
+        on_divergence: action of all workers if models differ: "raise", before anything
+            is updated, or "warn". Both name workers and variables.
         exchange: collective algorithm, or its name; `tf-dgc exchanges` lists them.
         overlap: whether to exchange buckets of gradients during the backward pass; a
             model of the links determines the buckets. A number is the duration of the
@@ -121,7 +121,7 @@ class CompressedOptimizer(CollectiveOptimizer):
 
     def __init__(
         self,
-        inner: keras.optimizers.Optimizer | str | dict,
+        inner: keras.optimizers.Optimizer | str | dict[str, Any],
         compressor: Compressor | str = "top_k",
         *,
         error_feedback: bool | None = None,
@@ -211,7 +211,7 @@ class CompressedOptimizer(CollectiveOptimizer):
     # --- in every step --------------------------------------------------------------
 
     def step(
-        self, state: OptimizerState, grads: list, variables: list[keras.Variable]
+        self, state: OptimizerState, grads: list[Any], variables: list[keras.Variable]
     ) -> None:
         """Take one step; with gradient accumulation, only in the last of its calls."""
         self._gradient_check.check(self, variables)
@@ -229,7 +229,7 @@ class CompressedOptimizer(CollectiveOptimizer):
             )
 
     def _exchange_and_update(
-        self, state: OptimizerState, grads: list, variables: list[keras.Variable]
+        self, state: OptimizerState, grads: list[Any], variables: list[keras.Variable]
     ) -> None:
         communicator = self.communicator
         grads, variables, other_bytes = gradients.overwrite_variables(
@@ -278,7 +278,7 @@ class CompressedOptimizer(CollectiveOptimizer):
         )
 
     def _create_inputs(
-        self, state: OptimizerState, grads: list, variables: list[keras.Variable]
+        self, state: OptimizerState, grads: list[Any], variables: list[keras.Variable]
     ) -> StepInputs:
         """Clip and scale gradients, and return the step's inputs."""
         settings = self.settings
@@ -306,7 +306,7 @@ class CompressedOptimizer(CollectiveOptimizer):
         return inputs
 
     def _create_buckets(
-        self, state: OptimizerState, grads: list, variables: list[keras.Variable]
+        self, state: OptimizerState, grads: list[Any], variables: list[keras.Variable]
     ) -> list[StepBucket]:
         """Return the step's inputs in buckets; in one, if it does not overlap.
 

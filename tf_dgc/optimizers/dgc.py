@@ -60,12 +60,12 @@ class DGCOptimizer(CompressedOptimizer):
         min_compress_size: tensors with fewer entries, or of rank below 2, are sent
             uncompressed, with momentum.
         value_dtype: type of sent values; each position takes about 12 bits at 99.9 %.
-            None: that of `residual` (4 or 8 bytes per value). "float32" (4 bytes),
-            "bfloat16" (2), "float16" (2; values below 6e-8 become 0), "mxint8" (1) and
-            "mxfp4" (1/2), whose blocks of 32 values share a scale, or "sign" (1/8: a
-            sign per value and a magnitude per tensor). Rounding errors stay in
+            None is the type of `residual` (4 or 8 bytes per value). "float32" (4
+            bytes), "bfloat16" (2), "float16" (2; values below 6e-8 become 0), "mxint8"
+            (1) and "mxfp4" (1/2), whose blocks of 32 values share a scale, or "sign"
+            (1/8: a sign per value and a magnitude per tensor). Rounding errors stay in
             `residual`. Does not affect uncompressed tensors and dense steps.
-        uncompressed_dtype: type of the values of uncompressed tensors. None: that of
+        uncompressed_dtype: type of the values of uncompressed tensors. None is that of
             `residual`. "bfloat16" or "mxint8": rounding errors stay in `residual`; with
             many workers a collective sums these tensors, and both mean bfloat16.
         seed: seed of the order in which entries of equal magnitude are selected.
@@ -106,8 +106,8 @@ class DGCOptimizer(CompressedOptimizer):
 
     def __init__(
         self,
-        inner: keras.optimizers.Optimizer | str | dict,
-        sparsity: float | Callable = 0.999,
+        inner: keras.optimizers.Optimizer | str | dict[str, Any],
+        sparsity: float | Callable[[Any], Any] = 0.999,
         *,
         momentum_correction: bool = True,
         factor_masking: bool | None = None,

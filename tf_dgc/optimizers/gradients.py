@@ -14,7 +14,7 @@ from tf_dgc.collectives.communicator import Communicator
 from tf_dgc.collectives.packing import num_bytes
 from tf_dgc.collectives.requests import AllGather
 from tf_dgc.compressors.common.one_round import from_words, to_words
-from tf_dgc.multiworker.strategy import agree_while_tracing
+from tf_dgc.multiworker.strategy import require_equal_while_tracing
 from tf_dgc.multiworker.worker_variables import PerWorkerVariable
 from tf_dgc.optimizers import conditions
 from tf_dgc.steps import accumulation
@@ -22,7 +22,7 @@ from tf_dgc.steps import accumulation
 
 def match_gradients(
     optimizer: keras.optimizers.Optimizer, grads: Any, variables: Any
-) -> tuple[list, list]:
+) -> tuple[list[Any], list[keras.Variable]]:
     """Pair gradients with variables; build the optimizer if it is not built.
 
     Args:
@@ -63,8 +63,8 @@ def match_gradients(
 
 
 def add_repeated(
-    gradients: Sequence, variables: Sequence[keras.Variable]
-) -> tuple[list, list[keras.Variable]]:
+    gradients: Sequence[Any], variables: Sequence[keras.Variable]
+) -> tuple[list[Any], list[keras.Variable]]:
     """Sum the gradients of each variable that was passed several times.
 
     Variables that their gradient overwrites are not summed.
@@ -85,7 +85,7 @@ def add_repeated(
     return sums, firsts
 
 
-def _sum_gradients(gradients: list, variable: keras.Variable) -> Any:
+def _sum_gradients(gradients: list[Any], variable: keras.Variable) -> Any:
     """Return the sum of a variable's gradients; sparse if all of them are."""
     if len(gradients) == 1:
         return gradients[0]
@@ -144,7 +144,7 @@ class GradientCheck:
                 for i, v in enumerate(trained)
             }
 
-        agree_while_tracing(
+        require_equal_while_tracing(
             self._strategy,
             describe,
             _OTHER_GRADIENTS,
@@ -161,7 +161,7 @@ _OTHER_GRADIENTS = (
 )
 
 
-def _check_number(gradients: Sequence, variables: Sequence) -> None:
+def _check_number(gradients: Sequence[Any], variables: Sequence[Any]) -> None:
     """Raise `ValueError` if there is not one gradient per variable."""
     if len(gradients) != len(variables):
         raise ValueError(
@@ -170,7 +170,9 @@ def _check_number(gradients: Sequence, variables: Sequence) -> None:
         )
 
 
-def _check_shapes(gradients: Sequence, variables: Sequence[keras.Variable]) -> None:
+def _check_shapes(
+    gradients: Sequence[Any], variables: Sequence[keras.Variable]
+) -> None:
     """Raise `ValueError` if a gradient or its rows do not fit the variable's shape."""
     for gradient, variable in zip(gradients, variables, strict=True):
         received, shape = _shape_of(gradient), tuple(variable.shape)
@@ -330,7 +332,7 @@ def without_overwritten(variables: Sequence[keras.Variable]) -> list[keras.Varia
 
 def overwrite_variables(
     communicator: Communicator, grads: Sequence[Any], variables: Sequence[Any]
-) -> tuple[list, list[keras.Variable], int]:
+) -> tuple[list[Any], list[keras.Variable], int]:
     """Assign the new values of variables that gradients overwrite; in replica context.
 
     One collective exchanges them. Workers combine them as the variable's aggregation

@@ -23,7 +23,7 @@ from tf_dgc.optimizers.config import Exclusions
 from tf_dgc.optimizers.gradients import GradientAccumulation
 from tf_dgc.optimizers.inner_hyperparameters import InnerHyperparameters
 from tf_dgc.optimizers.update import all_workers_have_native_rules
-from tf_dgc.steps.state import WorkerState, create_worker_state
+from tf_dgc.steps.state import MethodState, WorkerState, create_worker_state
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -180,7 +180,7 @@ def consensus_texts(
 
 
 def _first(schedule: Callable[[tf.Tensor], Any]) -> float:
-    return tf.convert_to_tensor(schedule(tf.constant(0, tf.int64))).numpy().item()
+    return float(tf.convert_to_tensor(schedule(tf.constant(0, tf.int64))).numpy())
 
 
 def without_identities(config: Any) -> Any:
@@ -237,7 +237,7 @@ class OptimizerState:
         return list(self.adam.variables) if self.adam else []
 
     @property
-    def method_state(self) -> list:
+    def method_state(self) -> list[MethodState]:
         """The method's state of each tensor, followed by that of all tensors."""
         common = [self.worker_state.common] if self.worker_state.common else []
         return self.for_model_tensors(self.worker_state.states) + common
@@ -247,7 +247,7 @@ class OptimizerState:
         """Name of the inner optimizer's rule if the Adam correction replaces it."""
         return self.adam.variant.native_rule if self.adam else None
 
-    def for_model_tensors(self, variables: Sequence[Any]) -> list:
+    def for_model_tensors(self, variables: Sequence[Any]) -> list[Any]:
         """Return the variables of the model's tensors, without those of the sample."""
         return list(variables[: len(self.tensors)])
 

@@ -129,7 +129,7 @@ def scale_by_learning_rate(inputs: StepInputs, learning_rate: Any) -> StepInputs
     values = [gradient_values(g) for g in inputs.gradients]
     residual = inputs.worker_state.residual
     path = native if native.is_available(residual) else tensorflow_ops
-    scales = path.zero_scales_if_nonfinite(values, inputs.scales, residual)
+    scales = path.scales_or_nan(values, inputs.scales, residual)
     scales *= tf.cast(learning_rate, tf.float64)
     if all(scale is inputs.scales[0] for scale in inputs.scales):
         return inputs._replace(scales=[scales[0]] * len(inputs.scales))

@@ -67,9 +67,9 @@ def apply_update(
         cond_in_all_replicas(tf.equal(nonfinite, 0), apply_sums, tuple(sums))
         return nonfinite
     rule = find_native_rule(optimizer, variables, rule_name, includes_learning_rate)
-    if rule and outcome.apply and (use_native or rule.descends):
+    if rule and outcome.apply and (use_native or rule.is_plain_sgd):
         nonfinite = outcome.apply(rule)
-    elif rule and use_native and rule.is_narrow and not tracing.in_xla_context():
+    elif rule and use_native and rule.is_float32 and not tracing.in_xla_context():
         nonfinite = native.apply_decoded(outcome.decode, rule)
     else:
         return _apply_with_keras(optimizer, outcome, variables)
@@ -112,7 +112,7 @@ def find_native_rule(
     decays = [bool(decay) and uses_weight_decay(optimizer, v.value) for v in variables]
     slots = [keras_rules.rule_slots(optimizer, rule_name, v) for v in variables]
     rule = UpdateRule([rule_name] * len(variables), {}, variables, slots, decays)
-    dtypes = {"float32", "float64"} if rule.descends else {"float32"}
+    dtypes = {"float32", "float64"} if rule.is_plain_sgd else {"float32"}
     if any(v.dtype not in dtypes for v in itertools.chain(variables, *slots)):
         return None
     rate = optimizer.learning_rate

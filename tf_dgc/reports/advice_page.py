@@ -1,45 +1,39 @@
-"""The page of advice: what each way to train is predicted to take."""
+"""The HTML page of `tf-dgc advise`: predicted steps of each method."""
 
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
 from tf_dgc.reports import page
 from tf_dgc.reports.page import Bars, Curve, Panel
 
 
-class AdviceInput(NamedTuple):
-    """What a page is made of.
-
-    Attributes:
-        title: text of its head.
-        sentences: texts that say what to do.
-        rows: dictionaries as `Advice.rows` has them.
-        rates: bandwidths of the curves, in bits per second.
-        by_rate: seconds of a step at these bandwidths, by number of workers and way to
-            train.
-        links: names and values of the numbers of the links.
-    """
-
-    title: str
-    sentences: Sequence[str]
-    rows: Sequence[Mapping[str, Any]]
-    rates: Sequence[float]
-    by_rate: Mapping[int, Mapping[str, Sequence[float]]]
-    links: Mapping[str, str]
-
-
-def advice_page(given: AdviceInput) -> str:
+def advice_page(
+    title: str,
+    sentences: Sequence[str],
+    rows: Sequence[Mapping[str, Any]],
+    rates: Sequence[float],
+    seconds: Mapping[int, Mapping[str, Sequence[float]]],
+    links: Mapping[str, str],
+) -> str:
     """Return the page.
+
+    Args:
+        title: title of the page.
+        sentences: the advice.
+        rows: rows of the table, as returned by `Advice.rows`.
+        rates: bandwidths of the curves, in bits per second.
+        seconds: seconds of a step at these bandwidths, by number of workers and method.
+        links: names and values of the links' parameters.
 
     Raises:
         ImportError: if matplotlib is not installed.
     """
-    page.check_pictures()
-    parts = [page.paragraph(sentence) for sentence in given.sentences]
-    parts += [page.heading("Predicted"), _table(given.rows), *_bars(given.rows)]
-    parts += [*_curves(given), page.heading("Links")]
-    parts.append(page.table(["", ""], list(given.links.items())))
-    return page.page(given.title, parts)
+    page.check_figures()
+    parts = [page.paragraph(sentence) for sentence in sentences]
+    parts += [page.heading("Predicted"), _table(rows), *_bars(rows)]
+    parts += [*_curves(rates, seconds), page.heading("Links")]
+    parts.append(page.table(["", ""], list(links.items())))
+    return page.page(title, parts)
 
 
 def _table(rows: Sequence[Mapping[str, Any]]) -> str:
@@ -62,28 +56,32 @@ def _table(rows: Sequence[Mapping[str, Any]]) -> str:
 
 def _bars(rows: Sequence[Mapping[str, Any]]) -> Iterable[str]:
     for number in dict.fromkeys(row["workers"] for row in rows):
-        some = [row for row in rows if row["workers"] == number]
-        of_step = [
-            Bars("step", [row["step_ms"] / 1000 for row in some]),
-            Bars("of that without the exchange", [r["alone_ms"] / 1000 for r in some]),
+        group = [row for row in rows if row["workers"] == number]
+        bars = [
+            Bars("step", [row["step_ms"] / 1000 for row in group]),
+            Bars("of that without the exchange", [r["alone_ms"] / 1000 for r in group]),
         ]
-        names = [r["method"] + (" *" if r["advised"] else "") for r in some]
-        svg = page.bars(names, of_step, "a step", f"bars {number}", "s")
-        yield page.figure(svg, f"A step of {number} workers; * is what is advised.")
+        names = [r["method"] + (" *" if r["advised"] else "") for r in group]
+        svg = page.bars(names, bars, "a step", f"bars {number}", "s")
+        yield page.figure(svg, f"A step of {number} workers; * marks the advice.")
 
 
-def _curves(given: AdviceInput) -> Iterable[str]:
+def _curves(
+    rates: Sequence[float], seconds: Mapping[int, Mapping[str, Sequence[float]]]
+) -> Iterable[str]:
     panels = [
         Panel(
-            f"bandwidth ({number} workers)",
-            "a step",
-            [Curve(name, given.rates, y) for name, y in some.items()],
-            *("bit/s", "s", "xy"),
+            x_label=f"bandwidth ({number} workers)",
+            y_label="a step",
+            curves=[Curve(name, rates, y) for name, y in by_method.items()],
+            x_unit="bit/s",
+            y_unit="s",
+            log="xy",
         )
-        for number, some in given.by_rate.items()
+        for number, by_method in seconds.items()
     ]
     for i in range(0, len(panels), 3):
         yield page.figure(
             page.curves(panels[i : i + 3], f"curves {i}"),
-            "A step by the bandwidth of a worker's link, all else as above.",
+            "A step by the bandwidth of a worker's link; the rest as above.",
         )

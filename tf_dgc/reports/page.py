@@ -1,4 +1,4 @@
-"""A page: HTML that needs no other file, of parts that are escaped as they are made."""
+"""Parts of self-contained HTML pages: text, tables and SVG figures."""
 
 import html
 import io
@@ -36,17 +36,12 @@ $body
 
 
 def page(title: str, parts: Iterable[str]) -> str:
-    """Return a page.
-
-    Args:
-        title: text of its head.
-        parts: HTML, made by the functions below.
-    """
+    """Return a page with parts that the functions below return."""
     return _PAGE.substitute(title=html.escape(title), body="\n".join(parts))
 
 
 def heading(text: str) -> str:
-    """Return the head of a section."""
+    """Return the heading of a section."""
     return f"<h2>{html.escape(text)}</h2>"
 
 
@@ -56,12 +51,7 @@ def paragraph(text: str) -> str:
 
 
 def figure(svg: str, caption: str) -> str:
-    """Return a picture with what it shows.
-
-    Args:
-        svg: SVG of `pictures`.
-        caption: text below.
-    """
+    """Return an SVG with a caption."""
     text = html.escape(caption)
     return (
         f'<figure role="img" aria-label="{text}">\n{svg}'
@@ -72,13 +62,7 @@ def figure(svg: str, caption: str) -> str:
 def table(
     columns: Sequence[str], rows: Iterable[Sequence[str]], marked: Sequence[int] = ()
 ) -> str:
-    """Return a table.
-
-    Args:
-        columns: names of the columns.
-        rows: cells of each row.
-        marked: numbers of rows that stand out.
-    """
+    """Return a table; `marked` are the indices of highlighted rows."""
     head = "".join(f'<th scope="col">{html.escape(name)}</th>' for name in columns)
     lines = [
         f"<tr{' class=marked' if i in marked else ''}>"
@@ -91,7 +75,7 @@ def table(
 
 
 def folded(summary: str, text: str) -> str:
-    """Return text that is shown when its summary is pressed."""
+    """Return text that is shown when the summary is clicked."""
     return (
         f"<details><summary>{html.escape(summary)}</summary>"
         f"<pre>{html.escape(text)}</pre></details>"
@@ -99,17 +83,17 @@ def folded(summary: str, text: str) -> str:
 
 
 def size(num_bytes: float | None) -> str:
-    """Return a number of bytes as people read it."""
+    """Return a number of bytes as text with a unit."""
     if num_bytes is None:
         return "-"
     for factor, unit in ((1e12, "TB"), (1e9, "GB"), (1e6, "MB"), (1e3, "kB")):
-        if num_bytes >= 0.9995 * factor:  # which is rounded to 1
+        if num_bytes >= 0.9995 * factor:  # rounds to 1
             return f"{num_bytes / factor:.3g} {unit}"
     return f"{num_bytes:.0f} B"
 
 
 def duration(seconds: float | None) -> str:
-    """Return a number of seconds as people read it."""
+    """Return a number of seconds as text with units."""
     if seconds is None:
         return "-"
     if seconds < 120:
@@ -120,7 +104,7 @@ def duration(seconds: float | None) -> str:
 
 
 def number(value: Any) -> str:
-    """Return a number with four digits, a whole one with all; "-" for none."""
+    """Return a number as text: ints with all digits, floats with four; "-" for none."""
     if value is None or (isinstance(value, float) and not math.isfinite(value)):
         return "-"
     if isinstance(value, int):
@@ -128,12 +112,10 @@ def number(value: Any) -> str:
     return f"{value:.4g}"
 
 
-# --- Pictures: curves and bars as SVG, to stand within a page.
-
 _WIDTH, _HEIGHT = 4.2, 2.9  # inches of a panel
 _SETTINGS: dict[Any, Any] = {
-    "svg.fonttype": "none",  # text stays text
-    "text.parse_math": False,  # names may have dollars
+    "svg.fonttype": "none",  # keep text as text
+    "text.parse_math": False,  # names may contain dollar signs
     "axes.grid": True,
     "axes.spines.top": False,
     "axes.spines.right": False,
@@ -147,10 +129,10 @@ class Curve(NamedTuple):
 
     Attributes:
         label: text of the legend.
-        x: places.
-        y: values; None where there is none.
-        style: kind of line: "-" or "--".
-        color: number of the color; None for that of its place.
+        x: x values.
+        y: y values; None for a gap.
+        style: line style: "-" or "--".
+        color: index of the color; None for the curve's index.
     """
 
     label: str
@@ -161,16 +143,16 @@ class Curve(NamedTuple):
 
 
 class Panel(NamedTuple):
-    """A panel of a picture of curves.
+    """A panel of a figure of curves.
 
     Attributes:
-        x_label: text below.
-        y_label: text beside.
-        curves: curves in it.
-        x_unit: unit of what stands below, as "B", before which k, M and G come; None
-            for plain numbers.
-        y_unit: unit beside, likewise.
-        log: axes of logarithms: "", "x", "y" or "xy".
+        x_label: label of the x axis.
+        y_label: label of the y axis.
+        curves: curves.
+        x_unit: unit on the x axis, which gets prefixes k, M and G; None for plain
+            numbers.
+        y_unit: unit on the y axis, likewise.
+        log: logarithmic axes: "", "x", "y" or "xy".
     """
 
     x_label: str
@@ -193,26 +175,21 @@ class Bars(NamedTuple):
     values: Sequence[float | None]
 
 
-def check_pictures() -> None:
-    """Raise `ImportError` with what to do unless matplotlib is there."""
+def check_figures() -> None:
+    """Raise `ImportError` unless matplotlib is installed."""
     try:
         import matplotlib  # noqa: F401
     except ImportError as error:
         raise ImportError(
-            "Pictures need matplotlib: pip install 'tf_dgc[report]'"
+            "Figures need matplotlib: pip install 'tf_dgc[report]'"
         ) from error
 
 
 def curves(panels: Sequence[Panel], name: str) -> str:
-    """Return panels side by side, as SVG.
+    """Return panels side by side, as SVG; `name` must be unique within a page."""
 
-    Args:
-        panels: panels, from the left.
-        name: text that makes the names within it differ from those of other pictures.
-    """
-
-    def draw(some: list) -> None:
-        for axes, panel in zip(some, panels, strict=True):
+    def draw(all_axes: list) -> None:
+        for axes, panel in zip(all_axes, panels, strict=True):
             _draw(axes, panel)
 
     return _svg((_WIDTH * len(panels), _HEIGHT), name, len(panels), draw)
@@ -220,36 +197,37 @@ def curves(panels: Sequence[Panel], name: str) -> str:
 
 def bars(
     labels: Sequence[str],
-    some: Sequence[Bars],
+    groups: Sequence[Bars],
     x_label: str,
     name: str,
     unit: str | None = None,
     log: bool = False,
 ) -> str:
-    """Return bars that lie, in groups of one per label, as SVG.
+    """Return horizontal bars, one group per label, as SVG.
 
     Args:
-        labels: texts beside the groups, from the top.
-        some: bars of each color.
-        x_label: text below.
+        labels: labels of the groups, from the top.
+        groups: bars of each color.
+        x_label: label of the x axis.
         name: see `curves`.
-        unit: unit of the lengths, before which k, M and G come.
-        log: whether lengths are of logarithms.
+        unit: unit of the lengths, which gets prefixes k, M and G.
+        log: whether the x axis is logarithmic.
     """
-    thick = 0.8 / len(some)
+    thickness = 0.8 / len(groups)
 
-    def draw(axes: list) -> None:
-        for i, part in enumerate(some):
-            shift = (i - (len(some) - 1) / 2) * thick
-            places = [j + shift for j in range(len(labels))]
-            values = [value or 0 for value in part.values]
-            axes[0].barh(places, values, thick, label=part.label, color=f"C{i}")
-        axes[0].set_yticks(range(len(labels)), labels)
-        axes[0].invert_yaxis()
-        axes[0].grid(visible=False, axis="y")
-        _finish(axes[0], x_label, "", unit, None, "x" if log else "")
+    def draw(all_axes: list) -> None:
+        (axes,) = all_axes
+        for i, group in enumerate(groups):
+            shift = (i - (len(groups) - 1) / 2) * thickness
+            y = [j + shift for j in range(len(labels))]
+            values = [value or 0 for value in group.values]
+            axes.barh(y, values, thickness, label=group.label, color=f"C{i}")
+        axes.set_yticks(range(len(labels)), labels)
+        axes.invert_yaxis()
+        axes.grid(visible=False, axis="y")
+        _finish(axes, x_label, "", unit, None, "x" if log else "")
 
-    height = 0.9 + 0.16 * (len(some) + 0.6) * len(labels)
+    height = 0.9 + 0.16 * (len(groups) + 0.6) * len(labels)
     return _svg((2 * _WIDTH, height), name, 1, draw)
 
 
@@ -257,9 +235,15 @@ def _draw(axes: Any, panel: Panel) -> None:
     for i, curve in enumerate(panel.curves):
         y = [float("nan") if value is None else value for value in curve.y]
         color = f"C{i if curve.color is None else curve.color}"
-        few = "." if len(y) <= 30 else ""
+        marker = "." if len(y) <= 30 else ""
         axes.plot(
-            curve.x, y, curve.style, marker=few, color=color, label=curve.label, lw=1.3
+            curve.x,
+            y,
+            curve.style,
+            marker=marker,
+            color=color,
+            label=curve.label,
+            lw=1.3,
         )
     _finish(axes, panel.x_label, panel.y_label, panel.x_unit, panel.y_unit, panel.log)
 
@@ -288,16 +272,16 @@ def _finish(
 
 
 def _svg(
-    size: tuple[float, float], name: str, number: int, draw: Callable[[list], None]
+    size: tuple[float, float], name: str, num_axes: int, draw: Callable[[list], None]
 ) -> str:
-    """Return a figure of so many axes side by side, on which is drawn."""
+    """Return a figure as SVG, after `draw` has drawn on its axes side by side."""
     import matplotlib
     from matplotlib.figure import Figure
 
     with matplotlib.rc_context({**_SETTINGS, "svg.hashsalt": name}):
         figure = Figure(figsize=size, layout="constrained")
-        draw(list(figure.subplots(1, number, squeeze=False)[0]))
+        draw(list(figure.subplots(1, num_axes, squeeze=False)[0]))
         file = io.StringIO()
         figure.savefig(file, format="svg", metadata={"Date": None})
     text = file.getvalue()
-    return text[text.index("<svg") :]  # without what only a file of its own has
+    return text[text.index("<svg") :]  # without the XML header of a separate file

@@ -1,4 +1,4 @@
-"""The record of a run: what a report is made of, as a file of JSON."""
+"""The record of a run: a JSON file from which reports are created."""
 
 import dataclasses
 import json
@@ -17,15 +17,15 @@ FORMAT = 1
 
 @dataclasses.dataclass(frozen=True)
 class VariableRecord:
-    """What a step sends of one variable of the model.
+    """Size of one variable of the model.
 
     Attributes:
         name: path of the variable, "dense/kernel".
-        optimizer: name of its optimizer; "" if the run has one.
+        optimizer: name of its optimizer; "" if the run has only one.
         shape: shape of the variable.
-        dense_bytes: number of bytes of its whole gradient.
-        sent_bytes: number of bytes that one worker sends in the last step; None if that
-            is known only while it runs.
+        dense_bytes: bytes of its whole gradient.
+        sent_bytes: bytes that one worker sends in the last step; None if known only at
+            run time.
     """
 
     name: str
@@ -36,21 +36,21 @@ class VariableRecord:
 
     @property
     def layer(self) -> str:
-        """Path of what the variable belongs to."""
+        """Path of the variable's layer."""
         return self.name.rpartition("/")[0] or self.name
 
 
 @dataclasses.dataclass(frozen=True)
 class EpochRecord:
-    """What is known as an epoch ends. Totals are since the first epoch began.
+    """The end of an epoch. Totals are since the first epoch began; None if unknown.
 
     Attributes:
         epoch: number of the epoch, from 0.
-        logs: logs by name; None in place of what is not finite.
-        steps: number of steps; None if nobody counted.
-        sent_bytes: number of bytes that a worker sent, likewise.
-        dense_bytes: number of bytes that a dense all-reduce would have sent, likewise.
-        seconds: number of seconds, validation included, likewise.
+        logs: logs by name; None for values that are not finite.
+        steps: number of steps.
+        sent_bytes: bytes that a worker sent.
+        dense_bytes: bytes that dense all-reduces would have sent.
+        seconds: seconds, including validation.
     """
 
     epoch: int
@@ -67,11 +67,11 @@ class RunRecord:
 
     Attributes:
         model: name of the model.
-        workers: number of workers; None if it is not known.
-        versions: versions by name of what it ran with.
-        methods: dictionaries of each optimizer, by name: "name", "exchange" and
-            "settings" (its config).
-        variables: variables of the model that are trained.
+        workers: number of workers; None if unknown.
+        versions: versions of the packages by name.
+        methods: dictionaries by optimizer name, with "name", "exchange" and "settings"
+            (the config).
+        variables: the model's trainable variables.
         epochs: epochs in order.
     """
 
@@ -84,27 +84,20 @@ class RunRecord:
 
 
 def write_record(run: RunRecord, path: str | os.PathLike) -> None:
-    """Write a record, complete or not at all.
-
-    Args:
-        run: record to write.
-        path: path of the file, whose place it takes.
+    """Write a record atomically.
 
     Raises:
         OSError: if it cannot be written.
     """
     content = {"format": FORMAT, **dataclasses.asdict(run)}
-    text = json.dumps(content, indent=1, default=_plain)
-    with replacing(pathlib.Path(path)) as unfinished:
-        unfinished.write_text(text + "\n", encoding="utf-8")
+    text = json.dumps(content, indent=1, default=_to_json)
+    with replacing(pathlib.Path(path)) as temporary:
+        temporary.write_text(text + "\n", encoding="utf-8")
 
 
-def _plain(setting: Any) -> Any:
-    """Return what JSON has for a setting that is no number, text or list of Python's.
-
-    Optimizers take whatever Keras does, and a record is read by people.
-    """
-    value = setting.numpy() if hasattr(setting, "numpy") else setting  # of tensors
+def _to_json(setting: Any) -> Any:
+    """Return a JSON value for a setting of another type, which Keras may accept."""
+    value = setting.numpy() if hasattr(setting, "numpy") else setting
     return value.tolist() if isinstance(value, np.ndarray | np.generic) else str(value)
 
 
@@ -112,16 +105,18 @@ def read_record(path: str | os.PathLike) -> RunRecord:
     """Read a record.
 
     Raises:
-        ValueError: for a file that is none.
+        ValueError: for an invalid file.
         OSError: if it cannot be read.
     """
     try:
-        found = json.loads(pathlib.Path(path).read_text(encoding="utf-8"))
-        if found.pop("format") != FORMAT:
+        content = json.loads(pathlib.Path(path).read_text(encoding="utf-8"))
+        if content.pop("format") != FORMAT:
             raise ValueError("another format")
-        variables = [VariableRecord(**v) for v in found.pop("variables")]
-        epochs = [_checked(EpochRecord(**e)) for e in found.pop("epochs")]
-        return RunRecord(**found, variables=variables, epochs=epochs)
+        variables = [VariableRecord(**v) for v in content.pop("variables")]
+        epochs = [EpochRecord(**e) for e in content.pop("epochs")]
+        for epoch in epochs:
+            _check_numbers(epoch)
+        return RunRecord(**content, variables=variables, epochs=epochs)
     except (AttributeError, KeyError, TypeError, ValueError) as error:
         raise ValueError(
             "A record must be a file that `CompressionMonitor(path=...)` of this "
@@ -129,100 +124,95 @@ def read_record(path: str | os.PathLike) -> RunRecord:
         ) from error
 
 
-def _checked(epoch: EpochRecord) -> EpochRecord:
+def _check_numbers(epoch: EpochRecord) -> None:
     numbers = [epoch.epoch, epoch.steps, epoch.sent_bytes, epoch.seconds]
     for number in [*numbers, *epoch.logs.values()]:
         if number is not None and not isinstance(number, int | float):
-            raise TypeError(f"{number!r} is no number")
-    return epoch
+            raise TypeError(f"{number!r} is not a number")
 
 
 def finite_or_none(logs: dict[str, Any]) -> dict[str, float | None]:
-    """Return the numbers among logs, None in place of those that are not finite."""
-    found = {}
+    """Return the numbers among logs, None for those that are not finite."""
+    numbers = {}
     for name, value in logs.items():
         try:
             number = float(value)
         except (TypeError, ValueError):
             continue
-        found[name] = number if math.isfinite(number) else None
-    return found
+        numbers[name] = number if math.isfinite(number) else None
+    return numbers
 
-
-# --- A directory of Keras's `TensorBoard` callback, as a run.
 
 _TRAIN, _VALIDATION = "train", "validation"
 _EPOCH = "epoch_"
 
 
 def read_logdir(path: str | os.PathLike) -> RunRecord:
-    """Read what was logged at the ends of epochs.
+    """Read a directory of Keras's `TensorBoard` callback as a run.
 
-    Of an epoch that was logged twice, the later one counts. Bytes and steps are there
-    if `CompressionMonitor` stood before `TensorBoard` in the list of callbacks.
+    If an epoch was logged twice, the later one counts. Bytes and steps are present if
+    `CompressionMonitor` precedes `TensorBoard` in the list of callbacks.
 
     Args:
-        path: path of the directory, which has "train" in it.
+        path: path of the directory, which contains "train".
 
     Raises:
         ImportError: if tensorboard is not installed.
-        ValueError: if nothing is there of an epoch's end.
+        ValueError: if it has no logs of an epoch's end.
     """
     directory = pathlib.Path(path)
     logs: dict[int, dict[str, float]] = {}
     ends: dict[int, float] = {}
-    begun: list[float] = []
+    begins: list[float] = []
     for part, prefix in ((_TRAIN, ""), (_VALIDATION, "val_")):
-        for name, epoch, value, at in _scalars(directory / part, begun):
+        for name, epoch, value, seconds in _scalars(directory / part, begins):
             logs.setdefault(epoch, {})[prefix + name] = value
-            ends[epoch] = max(at, ends.get(epoch, at)) if prefix else at
+            ends[epoch] = max(seconds, ends.get(epoch, seconds)) if prefix else seconds
     if not logs:
         raise ValueError(
-            "A directory must be one that `keras.callbacks.TensorBoard` wrote while "
-            f"`fit` ended an epoch at least: it has {_TRAIN!r} in it. "
+            "A directory must be one to which `keras.callbacks.TensorBoard` logged at "
+            f"least one epoch of `fit`, in {_TRAIN!r}. "
             f"Received: {os.fspath(path)!r}"
         )
     epochs = [
-        _epoch(number, logs[number], ends[number] - min(begun))
+        _epoch(number, logs[number], ends[number] - min(begins))
         for number in sorted(logs)
     ]
     return RunRecord(directory.resolve().name, None, {}, {}, [], epochs)
 
 
 def _scalars(
-    directory: pathlib.Path, begun: list[float]
+    directory: pathlib.Path, begins: list[float]
 ) -> Iterator[tuple[str, int, float, float]]:
-    """Yield name, epoch, value and time of what was logged, the earlier first.
+    """Yield name, epoch, value and time of each log, in the order of time.
 
-    Args:
-        directory: directory of event files.
-        begun: times of the first event, to which one is added.
+    Appends the time of the first event to `begins`.
     """
     if not directory.is_dir():
         return
-    found = _accumulator(directory)
-    if not found.Tags()["tensors"]:
+    events = _load_events(directory)
+    if not events.Tags()["tensors"]:
         return
-    begun.append(found.FirstEventTimestamp())
-    for tag in found.Tags()["tensors"]:
+    begins.append(events.FirstEventTimestamp())
+    for tag in events.Tags()["tensors"]:
         if tag.startswith(_EPOCH):
-            for event in found.Tensors(tag):
+            for event in events.Tensors(tag):
                 value = _scalar(event.tensor_proto)
                 if value is not None:
                     name = tag.removeprefix(_EPOCH)
                     yield name, event.step, value, event.wall_time
 
 
-def _accumulator(directory: pathlib.Path) -> Any:
+def _load_events(directory: pathlib.Path) -> Any:
     try:
-        from tensorboard.backend.event_processing import event_accumulator as events
+        from tensorboard.backend.event_processing import event_accumulator
     except ImportError as error:
         raise ImportError(
-            "To read a directory of TensorBoard takes tensorboard: pip install "
+            "Reading a directory of TensorBoard needs tensorboard: pip install "
             "'tf_dgc[report]'"
         ) from error
-    everything = {events.TENSORS: 0}
-    return events.EventAccumulator(str(directory), everything).Reload()
+    unlimited = {event_accumulator.TENSORS: 0}
+    return event_accumulator.EventAccumulator(str(directory), unlimited).Reload()
 
 
 def _scalar(proto: Any) -> float | None:
@@ -233,24 +223,25 @@ def _scalar(proto: Any) -> float | None:
 
 
 def _epoch(number: int, logs: dict[str, float], seconds: float) -> EpochRecord:
-    """Return an epoch; bytes of several optimizers are added up, steps are the most."""
-    sent, steps = _of_each(logs, "total_bytes"), _of_each(logs, "iterations")
-    ratios = _of_each(logs, "total_compression_ratio")
-    whole = [sent[k] * ratios[k] for k in sent if ratios.get(k)]
+    """Return an epoch, with the sum of the optimizers' bytes and their most steps."""
+    sent = _per_optimizer(logs, "total_bytes")
+    steps = _per_optimizer(logs, "iterations")
+    ratios = _per_optimizer(logs, "total_compression_ratio")
+    dense = [sent[k] * ratios[k] for k in sent if ratios.get(k)]
     return EpochRecord(
         number,
         finite_or_none(logs),
         round(max(steps.values())) if steps else None,
         round(sum(sent.values())) if sent else None,
-        round(sum(whole)) if whole and len(whole) == len(sent) else None,
+        round(sum(dense)) if dense and len(dense) == len(sent) else None,
         seconds,
     )
 
 
-def _of_each(logs: dict[str, float], name: str) -> dict[str, float]:
-    """Return a log, or what several optimizers have of it, by what stands before it."""
-    return {k.removesuffix(name): v for k, v in logs.items() if _is_of(k, name)}
-
-
-def _is_of(key: str, name: str) -> bool:
-    return key == name or key.endswith(f"_{name}")
+def _per_optimizer(logs: dict[str, float], name: str) -> dict[str, float]:
+    """Return each optimizer's log of some name, by its prefix."""
+    return {
+        key.removesuffix(name): value
+        for key, value in logs.items()
+        if key == name or key.endswith(f"_{name}")
+    }

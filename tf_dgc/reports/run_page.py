@@ -1,4 +1,4 @@
-"""The page of runs: what they reached, against steps, bytes and time."""
+"""The HTML page of `tf-dgc report`: metrics against steps, bytes and time."""
 
 import json
 from collections.abc import Iterable, Sequence
@@ -7,7 +7,7 @@ from tf_dgc.reports import page
 from tf_dgc.reports.page import Bars, Curve, Panel
 from tf_dgc.reports.record import EpochRecord, RunRecord, VariableRecord
 
-_COUNTED = (
+_COUNTERS = (  # logs of `CompressionMonitor` that are no metrics
     "bytes_per_step",
     "dense_bytes_per_step",
     "entries_per_step",
@@ -21,29 +21,26 @@ _COUNTED = (
     "staleness_mean",
     "staleness_p99",
     "staleness_max",
-)  # `CompressionMonitor` logs them; others are metrics
+)
 _AXES = (
     ("steps", "steps", ""),
     ("sent_bytes", "bytes that a worker sent", "B"),
     ("seconds", "seconds", None),
 )
-_LAYERS = 40  # more have one bar together
+_MAX_LAYERS = 40  # the rest share one bar
 
 
 def run_page(runs: dict[str, RunRecord]) -> str:
-    """Return the page of some runs, which are compared.
-
-    Args:
-        runs: runs by the name that they are to have, one or more.
+    """Return a page that compares runs.
 
     Raises:
         ImportError: if matplotlib is not installed.
         ValueError: if one has no epoch.
     """
-    page.check_pictures()
+    page.check_figures()
     for name, run in runs.items():
         if not run.epochs:
-            raise ValueError(f"A run must have an epoch at least. Received: {name}")
+            raise ValueError(f"A run must have at least one epoch. Received: {name}")
     title = ", ".join(dict.fromkeys(run.model for run in runs.values()))
     parts = [_summary(runs), *_metrics(runs), *_ratios(runs), *_staleness(runs)]
     parts += [part for name, run in runs.items() for part in _layers(name, run)]
@@ -62,9 +59,9 @@ def _facts(run: RunRecord) -> dict[str, str]:
     last = run.epochs[-1]
     facts = {"workers": page.number(run.workers)}
     for name, method in run.methods.items():
-        of = f" of {name}" if name else ""
-        facts[f"method{of}"] = method["name"]
-        facts[f"exchange{of}"] = method["exchange"]
+        suffix = f" of {name}" if name else ""
+        facts[f"method{suffix}"] = method["name"]
+        facts[f"exchange{suffix}"] = method["exchange"]
     ratio = None
     if last.sent_bytes and last.dense_bytes:
         ratio = last.dense_bytes / last.sent_bytes
@@ -76,43 +73,44 @@ def _facts(run: RunRecord) -> dict[str, str]:
         "dense, in the same steps": page.size(last.dense_bytes),
         "ratio": page.number(ratio),
     }
-    names = (key for key in last.logs if not _is_counted(key))
-    facts |= {f"last {key}": page.number(last.logs[key]) for key in names}
+    for key, value in last.logs.items():
+        if not _is_counter(key):
+            facts[f"last {key}"] = page.number(value)
     return facts | run.versions
 
 
-def _is_counted(key: str) -> bool:
-    return any(key == name or key.endswith(f"_{name}") for name in _COUNTED)
+def _is_counter(key: str) -> bool:
+    return any(key == name or key.endswith(f"_{name}") for name in _COUNTERS)
 
 
 def _metrics(runs: dict[str, RunRecord]) -> Iterable[str]:
     keys = [k for run in runs.values() for e in run.epochs for k in e.logs]
-    metrics = dict.fromkeys(k.removeprefix("val_") for k in keys if not _is_counted(k))
-    axes = [axis for axis in _AXES if any(_known(r, axis[0]) for r in runs.values())]
+    metrics = dict.fromkeys(k.removeprefix("val_") for k in keys if not _is_counter(k))
+    axes = [axis for axis in _AXES if any(_has(r, axis[0]) for r in runs.values())]
     axes = axes or [("epoch", "epoch", "")]
     for metric in metrics:
         panels = [
-            Panel(label, metric, _curves_of(runs, metric, field), unit)
+            Panel(label, metric, _metric_curves(runs, metric, field), unit)
             for field, label, unit in axes
         ]
         yield page.heading(metric)
         against = ", ".join(label for _, label, _ in axes)
-        caption = f"{metric} against {against}, as epochs end; dashed: validation."
+        caption = f"{metric} against {against}, per epoch; dashed: validation."
         yield page.figure(page.curves(panels, f"metric {metric}"), caption)
 
 
-def _known(run: RunRecord, field: str) -> bool:
+def _has(run: RunRecord, field: str) -> bool:
     return all(getattr(e, field) is not None for e in run.epochs)
 
 
-def _curves_of(runs: dict[str, RunRecord], metric: str, field: str) -> list[Curve]:
-    found = []
+def _metric_curves(runs: dict[str, RunRecord], metric: str, field: str) -> list[Curve]:
+    curves = []
     for color, (name, run) in enumerate(runs.items()):
         for key, style in ((metric, "-"), (f"val_{metric}", "--")):
-            if _known(run, field) and any(key in e.logs for e in run.epochs):
+            if _has(run, field) and any(key in e.logs for e in run.epochs):
                 label = f"{name}, validation" if style == "--" else name
-                found.append(_curve(label, run.epochs, key, field, style, color))
-    return found
+                curves.append(_curve(label, run.epochs, key, field, style, color))
+    return curves
 
 
 def _curve(
@@ -132,7 +130,7 @@ def _ratios(runs: dict[str, RunRecord]) -> Iterable[str]:
     panels = _panels(runs, names, "dense bytes by sent bytes", "y")
     if panels:
         yield page.heading("Ratio")
-        caption = "How many times less than dense is sent, as epochs end."
+        caption = "Dense bytes divided by sent bytes, per epoch."
         yield page.figure(page.curves(panels, "ratio"), caption)
 
 
@@ -148,23 +146,23 @@ def _staleness(runs: dict[str, RunRecord]) -> Iterable[str]:
 def _panels(
     runs: dict[str, RunRecord], names: dict[str, str], y_label: str, log: str
 ) -> list[Panel]:
-    """Return a panel for each run and optimizer that has such logs."""
-    found = []
+    """Return a panel for each run and optimizer with the named logs."""
+    panels = []
     for run_name, run in runs.items():
-        field = "steps" if _known(run, "steps") else "epoch"
-        ending = next(iter(names))
+        field = "steps" if _has(run, "steps") else "epoch"
+        first_name = next(iter(names))
         logged = dict.fromkeys(k for e in run.epochs for k in e.logs)
-        # What follows "total_" is another's name, not a prefix of an optimizer's.
-        keys = (k for k in logged if k.endswith(ending) and "total_" not in k)
-        for prefix in (key.removesuffix(ending) for key in keys):
+        # "total_" is not an optimizer's prefix, but part of another log's name.
+        keys = [k for k in logged if k.endswith(first_name) and "total_" not in k]
+        for prefix in (key.removesuffix(first_name) for key in keys):
             curves = [
                 _curve(text, run.epochs, prefix + name, field, "-", i)
                 for i, (name, text) in enumerate(names.items())
             ]
             head = " ".join([run_name, prefix.rstrip("_")]).strip()
             label = f"{field} ({head})" if len(runs) > 1 or prefix else field
-            found.append(Panel(label, y_label, curves, "", log=log))
-    return found
+            panels.append(Panel(label, y_label, curves, "", log=log))
+    return panels
 
 
 def _layers(name: str, run: RunRecord) -> Iterable[str]:
@@ -173,40 +171,46 @@ def _layers(name: str, run: RunRecord) -> Iterable[str]:
     layers: dict[str, list[VariableRecord]] = {}
     for variable in run.variables:
         layers.setdefault(variable.layer, []).append(variable)
-    sums = [(layer, *_bytes_of(some)) for layer, some in layers.items()]
-    sums.sort(key=lambda row: -row[1])
-    rest = sums[_LAYERS:]
-    shown = [*sums[:_LAYERS], *([_together(rest)] if rest else [])]
-    yield page.heading(f"Bytes of each layer: {name}")
-    some = [
-        Bars("dense", [dense for _, dense, _ in shown]),
-        Bars("sent", [sent for _, _, sent in shown]),
+    rows = [
+        (
+            layer,
+            sum(v.dense_bytes for v in variables),
+            _sum_or_none([v.sent_bytes for v in variables]),
+        )
+        for layer, variables in layers.items()
     ]
-    names = [label for label, *_ in shown]
-    asks = names, some, "bytes of a step", f"layers of {name}", "B"
-    caption = "What a worker sends in the last step, as the method says beforehand."
-    yield page.figure(page.bars(*asks, log=True), caption)
+    rows.sort(key=lambda row: -row[1])
+    if rest := rows[_MAX_LAYERS:]:
+        others = (
+            f"{len(rest)} others",
+            sum(dense for _, dense, _ in rest),
+            _sum_or_none([sent for _, _, sent in rest]),
+        )
+        rows = [*rows[:_MAX_LAYERS], others]
+    svg = page.bars(
+        [label for label, _, _ in rows],
+        [
+            Bars("dense", [dense for _, dense, _ in rows]),
+            Bars("sent", [sent for _, _, sent in rows]),
+        ],
+        "bytes of a step",
+        f"layers of {name}",
+        "B",
+        log=True,
+    )
+    yield page.heading(f"Bytes of each layer: {name}")
+    yield page.figure(svg, "Bytes that a worker sends in the last step, as predicted.")
 
 
-def _bytes_of(some: Iterable[VariableRecord]) -> tuple[int, int | None]:
-    some = list(some)
-    sent = [v.sent_bytes for v in some if v.sent_bytes is not None]
-    known = len(sent) == len(some)
-    return sum(v.dense_bytes for v in some), sum(sent) if known else None
-
-
-def _together(
-    rows: Sequence[tuple[str, int, int | None]],
-) -> tuple[str, int, int | None]:
-    sent = [row[2] for row in rows if row[2] is not None]
-    dense = sum(row[1] for row in rows)
-    known = len(sent) == len(rows)
-    return f"{len(rows)} others", dense, sum(sent) if known else None
+def _sum_or_none(numbers: Sequence[int | None]) -> int | None:
+    """Return a sum, or None if one of the numbers is unknown."""
+    known = [number for number in numbers if number is not None]
+    return sum(known) if len(known) == len(numbers) else None
 
 
 def _details(name: str, run: RunRecord) -> Iterable[str]:
     yield page.heading(f"Epochs: {name}")
-    keys = dict.fromkeys(k for e in run.epochs for k in e.logs if not _is_counted(k))
+    keys = dict.fromkeys(k for e in run.epochs for k in e.logs if not _is_counter(k))
     columns = ["epoch", "steps", "bytes sent", "time", *keys]
     yield page.table(
         columns,

@@ -1,1 +1,1 @@
-"""A parameter server, and the optimizer of workers that push to it."""
+"""The parameter server and the optimizer whose workers push to it."""

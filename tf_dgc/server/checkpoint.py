@@ -1,4 +1,4 @@
-"""The server's checkpoint: one file, complete or not at all, from time to time."""
+"""The server's checkpoint: one file, written atomically and periodically."""
 
 import contextlib
 import json
@@ -17,28 +17,26 @@ from tf_dgc.server.service import Service
 
 DIRECTORY_VARIABLE = "TF_DGC_SERVER_DIR"
 SECONDS_VARIABLE = "TF_DGC_SERVER_SECONDS"
-_SECONDS = 60.0
-_UNREADABLE = (
-    *(EOFError, KeyError, OSError, TypeError, ValueError),
-    zipfile.BadZipFile,
-)
+_DEFAULT_SECONDS = 60.0
+_READ_ERRORS = (EOFError, KeyError, OSError, TypeError, ValueError, zipfile.BadZipFile)
 
 
 class ServerCheckpoint:
-    """Writes what the server knows, and reads it when it is started again.
+    """Writes a server's state, and restores it when the server is restarted.
 
-    That are weights, the optimizer's state, clock and what workers handed over. When
-    all have done their part the file is removed, as nothing is to go on from there.
+    The state is weights, the optimizer's variables, the clock and the model spec. The
+    file is removed when all workers have left in order.
 
-    Several servers write files of their own, at the same time by the machines' clocks,
-    and not as they end, so that all are of about the same update.
+    Several servers write a file each. They write at multiples of `seconds` of the
+    machines' clocks, and not when they end, so that all files are of about the same
+    update.
 
     Args:
-        directory: path of the directory of the file.
-        seconds: seconds from one writing to the next.
-        say: function that is given lines of the log.
-        shard: index of this server, and number of servers.
-        now: function that returns the time, in seconds, the same on all machines.
+        directory: path of the file's directory.
+        seconds: period, in seconds.
+        log: function that prints a line of the log.
+        shard: index of this server and number of servers.
+        now: function that returns the time, in seconds, equal on all machines.
         run: number of the run, from 0.
     """
 
@@ -46,7 +44,7 @@ class ServerCheckpoint:
         self,
         directory: str,
         seconds: float,
-        say: Callable[[str], None],
+        log: Callable[[str], None],
         shard: tuple[int, int] = (0, 1),
         now: Callable[[], float] = time.time,
         run: int = 0,
@@ -54,26 +52,23 @@ class ServerCheckpoint:
         name = f"server-{shard[0]}" if shard[0] else "server"
         name += f"-run-{run + 1}" if run else ""
         self.path = pathlib.Path(directory) / f"{name}.npz"
-        self._shard, self._is_alone = shard, shard[1] == 1
-        self._seconds, self._say, self._now = seconds, say, now
-        self._written: tuple[int, int] | None = None  # in which period; and the clock
+        self._shard = shard
+        self._seconds, self._log, self._now = seconds, log, now
+        self._last_period: int | None = None
+        self._saved_clock = -1
 
     @classmethod
-    def of_environment(
-        cls, say: Callable[[str], None], shard: tuple[int, int] = (0, 1)
+    def from_environment(
+        cls, log: Callable[[str], None], shard: tuple[int, int] = (0, 1)
     ) -> "ServerCheckpoint | None":
-        """Return what the environment variables `TF_DGC_SERVER_*` say; None for none.
-
-        Args:
-            say: function that is given lines of the log.
-            shard: index of this server, and number of servers.
+        """Return the checkpoint that `TF_DGC_SERVER_*` configure, or None.
 
         Raises:
             ValueError: if the seconds are not a positive number.
-            RuntimeError: if nothing can be written to the directory.
+            RuntimeError: if the directory is not writable.
         """
         directory = os.environ.get(DIRECTORY_VARIABLE)
-        text = os.environ.get(SECONDS_VARIABLE, str(_SECONDS))
+        text = os.environ.get(SECONDS_VARIABLE, str(_DEFAULT_SECONDS))
         try:
             seconds = float(text)
         except ValueError:
@@ -85,112 +80,103 @@ class ServerCheckpoint:
             )
         if not directory:
             return None
-        _try_to_write_to(directory)
-        return cls(directory, seconds, say, shard)
+        _check_writable(directory)
+        return cls(directory, seconds, log, shard)
 
-    def of_run(self, run: int, say: Callable[[str], None]) -> "ServerCheckpoint":
-        """Return the checkpoint of a run, in a file of its own.
-
-        Args:
-            run: number of the run, from 0, whose checkpoint this one is.
-            say: function that is given lines of its log.
-        """
-        directory, by = str(self.path.parent), (self._shard, self._now, run)
-        return ServerCheckpoint(directory, self._seconds, say, *by)
+    def for_run(self, run: int, log: Callable[[str], None]) -> "ServerCheckpoint":
+        """Return the checkpoint of a run, with a file of its own."""
+        directory = str(self.path.parent)
+        return ServerCheckpoint(
+            directory, self._seconds, log, self._shard, self._now, run
+        )
 
     def restore(self, service: Service) -> None:
-        """Let a server go on from the file, if there is one.
-
-        Args:
-            service: service that nobody has joined.
+        """Let a service resume from the file, if there is one.
 
         Raises:
             RuntimeError: if the file cannot be read.
         """
-        self._remove_left()
+        self._remove_unfinished()
         if not self.path.exists():
             return
         try:
-            with open(self.path, "rb") as file, np.load(file) as found:
-                handed = json.loads(found["handed"].tobytes())
-                words, clock = found["words"], int(found["clock"])
+            with open(self.path, "rb") as file, np.load(file) as content:
                 restored = RestoredModel(
-                    self.path, handed, words, clock, float(found["rate"])
+                    self.path,
+                    json.loads(content["handed"].tobytes()),
+                    content["words"],
+                    int(content["clock"]),
+                    float(content["rate"]),
                 )
-        except _UNREADABLE as error:
+        except _READ_ERRORS as error:
             raise RuntimeError(
-                f"tf_dgc: the server cannot go on from {self.path}: {error}. Remove it "
-                "to begin anew."
+                f"tf_dgc: the server cannot resume from {self.path}: {error}. Remove "
+                "the file to start anew."
             ) from error
         service.restore(restored)
-        self._say(f"goes on from {self.path}, at update {clock}")
+        self._log(f"resumes from {self.path}, at update {restored.clock}")
 
-    def _remove_left(self) -> None:
-        """Remove what a server left that was killed as it wrote; no other writes it."""
+    def _remove_unfinished(self) -> None:
+        """Remove the files of a server that was killed while it wrote."""
         with contextlib.suppress(OSError):
             for path in unfinished(self.path):
                 path.unlink(missing_ok=True)
 
     def write_if_due(self, service: Service) -> None:
-        """Write the file, if another period has begun and there is something new.
+        """Write the file if a new period has begun and the model has changed.
 
-        What cannot be written is said, and tried again in the next period: it is no
-        reason to end what has taken long.
-
-        Args:
-            service: service to be saved.
+        Logs write errors and tries again in the next period: training continues.
         """
         if service.model is None:
             return
         period = int(self._now() // self._seconds)
-        if self._written is None:
-            self._written = period, -1
-        elif period != self._written[0]:
-            done = self._written[1]
-            if done != service.model.clock and self._write(service, service.model):
-                done = service.model.clock
-            self._written = period, done
+        if self._last_period not in (None, period):
+            clock = service.model.clock
+            if self._saved_clock != clock and self._write(service, service.model):
+                self._saved_clock = clock
+        self._last_period = period
 
     def end(self, service: Service) -> None:
-        """Remove the file, if all have done their part; else write it, if it is alone.
+        """Remove the file if all workers have left in order; else write it.
 
-        Args:
-            service: service that is over.
+        A server that is one of several does not write: see the class.
         """
-        if service.is_done:
+        if service.is_finished:
             self._remove()
-        elif self._is_alone and service.model is not None:
+        elif self._shard[1] == 1 and service.model is not None:
             self._write(service, service.model)
 
     def _remove(self) -> None:
         try:
             self.path.unlink(missing_ok=True)
         except OSError as error:
-            self._say(f"cannot remove {self.path}, though all is done: {error}")
+            self._log(
+                f"cannot remove {self.path}, although training is complete: {error}"
+            )
 
     def _write(self, service: Service, model: ServerModel) -> bool:
-        """Write the file; return whether it was."""
-        handed = np.frombuffer(json.dumps(service.handed).encode(), np.uint8)
+        """Write the file; return whether that succeeded."""
+        spec = np.frombuffer(json.dumps(service.spec).encode(), np.uint8)
         try:
-            with replacing(self.path) as mine, open(mine, "wb") as file:
+            with replacing(self.path) as path, open(path, "wb") as file:
                 np.savez(
                     file,
-                    handed=handed,
+                    handed=spec,
                     words=model.state(),
                     clock=np.int64(model.clock),
-                    rate=np.float64(model.rate),
+                    rate=np.float64(model.learning_rate),
                 )
         except OSError as error:
-            self._say(f"cannot write {self.path} at update {model.clock}: {error}")
+            self._log(f"cannot write {self.path} at update {model.clock}: {error}")
             return False
         return True
 
 
-def _try_to_write_to(directory: str) -> None:
-    """Make the directory, and a file in it that is gone again.
+def _check_writable(directory: str) -> None:
+    """Create the directory, and a temporary file in it.
 
     Raises:
-        RuntimeError: if that cannot be.
+        RuntimeError: if that fails.
     """
     try:
         os.makedirs(directory, exist_ok=True)

@@ -1,8 +1,7 @@
-"""Rows: tables of which a step touches some rows, which travel whole, by their ids.
+"""Rows of embedding tables as words.
 
-Of each table that are the number of rows, their ids, ascending, and their values, as
-int32 words. So neither side, nor the wire, has more than was looked up; but for a
-worker's own table, and what the server looks through to find what has changed.
+For each table a message has the number of rows, their ids in ascending order, and their
+values, as int32 words. Only rows that a step looked up are sent.
 """
 
 from collections.abc import Sequence
@@ -17,21 +16,21 @@ from tf_dgc.steps.accumulation import Gradient
 
 
 class TableSpec(NamedTuple):
-    """What both sides know of a table.
+    """Spec of a table, equal on the server and the workers.
 
     Attributes:
-        number: number of its rows.
+        num_rows: number of rows.
         width: number of entries of a row.
-        dtype: type in which values travel, float32 or float64.
+        dtype: type of the sent values, float32 or float64.
     """
 
-    number: int
+    num_rows: int
     width: int
     dtype: tf.DType
 
     @property
     def row_words(self) -> int:
-        """Words of the values of a row."""
+        """Number of words of a row's values."""
         return num_words_of(self.dtype, self.width)
 
 
@@ -48,10 +47,10 @@ class TableRows(NamedTuple):
 
 
 def table_spec(variable: keras.Variable) -> TableSpec:
-    """Return what is to be known of a variable of rank 2 or more."""
-    number, *rest = variable.shape
+    """Return the spec of a variable of rank 2 or more."""
+    num_rows, *rest = variable.shape
     dtype = tf.float64 if variable.dtype == "float64" else tf.float32
-    return TableSpec(number, int(np.prod(rest)), dtype)
+    return TableSpec(num_rows, int(np.prod(rest)), dtype)
 
 
 def encode_rows(
@@ -59,41 +58,35 @@ def encode_rows(
     gradients: Sequence[Gradient],
     scales: Sequence[tf.Tensor],
 ) -> tf.Tensor:
-    """Return rows of gradients as words, int32 `[w]`; none of what is not finite.
+    """Return the rows of gradients as words, int32 `[w]`.
 
     Args:
-        tables: tables that they are of.
+        tables: specs of the tables.
         gradients: `tf.IndexedSlices` whose indices are ascending and distinct.
-        scales: factor of each, a scalar, NaN if the step's gradient is left out.
+        scales: factor of each, a scalar; NaN to send no rows.
     """
     parts = []
     for table, gradient, scale in zip(tables, gradients, scales, strict=True):
-        number = tf.where(tf.math.is_finite(scale), tf.size(gradient.indices), 0)
-        values = tf.cast(gradient.values[:number], table.dtype)
+        num_rows = tf.where(tf.math.is_finite(scale), tf.size(gradient.indices), 0)
+        values = tf.cast(gradient.values[:num_rows], table.dtype)
         values *= tf.cast(scale, table.dtype)
-        ids = tf.cast(gradient.indices[:number], tf.int32)
-        parts += [number[tf.newaxis], ids, to_words(values)]
+        ids = tf.cast(gradient.indices[:num_rows], tf.int32)
+        parts += [num_rows[tf.newaxis], ids, to_words(values)]
     return tf.concat(parts, axis=0)
 
 
-def take_rows(
+def assign_rows(
     tables: Sequence[TableSpec], variables: Sequence[keras.Variable], words: tf.Tensor
 ) -> None:
-    """Set some rows of a worker's variables.
-
-    Args:
-        tables: tables that they are.
-        variables: variables of the worker.
-        words: rows, int32 `[w]`.
-    """
+    """Assign pulled rows, int32 `[w]`, to a worker's variables."""
     for table, variable in zip(tables, variables, strict=True):
-        number = words[0]
-        end = 1 + number * (1 + table.row_words)
-        shape = tf.stack([number, *variable.shape[1:]])
-        values = from_words(words[1 + number : end], tf.zeros(shape, table.dtype))
+        num_rows = words[0]
+        end = 1 + num_rows * (1 + table.row_words)
+        shape = tf.stack([num_rows, *variable.shape[1:]])
+        values = from_words(words[1 + num_rows : end], tf.zeros(shape, table.dtype))
         tf.raw_ops.ResourceScatterUpdate(
             resource=variable.value.handle,
-            indices=words[1 : 1 + number],
+            indices=words[1 : 1 + num_rows],
             updates=tf.cast(values, variable.dtype),
         )
         words = words[end:]
@@ -102,29 +95,28 @@ def take_rows(
 def read_rows(
     tables: Sequence[TableSpec], words: np.ndarray
 ) -> tuple[list[TableRows], np.ndarray]:
-    """Return the rows of each table that a worker pushed, and the words behind them.
-
-    Args:
-        tables: tables that they are of.
-        words: push, int32 `[w]`.
+    """Return each table's rows from a push, int32 `[w]`, and the remaining words.
 
     Raises:
-        ValueError: if there are too few words, or ids that are not ascending or not
-            those of rows.
+        ValueError: for too few words, and for ids that are not ascending or out of
+            range.
     """
-    found = []
+    rows = []
     for table in tables:
-        number = int(words[0]) if len(words) else -1
-        end = 1 + number * (1 + table.row_words)
-        if not 0 <= number <= table.number or end > len(words):
+        num_rows = int(words[0]) if len(words) else -1
+        end = 1 + num_rows * (1 + table.row_words)
+        if not 0 <= num_rows <= table.num_rows or end > len(words):
             raise ValueError(
-                f"{number} rows of a table of {table.number}, in {len(words)} words"
+                f"{num_rows} rows of a table of {table.num_rows}, in {len(words)} words"
             )
-        ids = words[1 : 1 + number]
-        within = not number or (ids[0] >= 0 and ids[-1] < table.number)
-        if not within or np.any(ids[1:] <= ids[:-1]):
-            raise ValueError(f"rows are not ascending ones of {table.number}")
-        values = words[1 + number : end].view(table.dtype.as_numpy_dtype)
-        found.append(TableRows(ids, values.reshape(number, table.width)))
+        ids = words[1 : 1 + num_rows]
+        in_range = not num_rows or (ids[0] >= 0 and ids[-1] < table.num_rows)
+        if not in_range or np.any(ids[1:] <= ids[:-1]):
+            raise ValueError(
+                "ids of rows are not ascending, or not within the table's "
+                f"{table.num_rows} rows"
+            )
+        values = words[1 + num_rows : end].view(table.dtype.as_numpy_dtype)
+        rows.append(TableRows(ids, values.reshape(num_rows, table.width)))
         words = words[end:]
-    return found, words
+    return rows, words

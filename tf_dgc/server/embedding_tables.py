@@ -1,4 +1,4 @@
-"""The server's tables: which rows a push changes, and which of them a worker lacks."""
+"""Embedding tables: variables of which only rows are pushed and pulled."""
 
 import re
 from collections.abc import Sequence
@@ -16,17 +16,13 @@ from tf_dgc.server.embedding_rows import TableRows
 
 
 class EmbeddingTables:
-    """Variables of which rows are pushed and pulled.
+    """The server's tables.
 
-    It remembers at which update each row was changed last, and which one each worker
-    has seen: a number for each row, and one for each worker.
-
-    Args:
-        variables: variables that are tables.
-        optimizer: inner optimizer, built.
+    Stores for each row the update that changed it last, and for each worker the update
+    of its last pull.
 
     Raises:
-        ValueError: for an optimizer that changes other rows than are pushed.
+        ValueError: for an optimizer that changes rows that were not pushed.
     """
 
     def __init__(
@@ -40,181 +36,145 @@ class EmbeddingTables:
         if decays or not keras_rules.has_row_rule(optimizer):
             raise ValueError("it changes other rows than those that are pushed")
         self._variables, self._optimizer = variables, optimizer
-        self._forms = list(map(embedding_rows.table_spec, variables))
-        self._changed = [np.zeros([f.number], np.int64) for f in self._forms]
-        self._seen: dict[int, int] = {}
+        self._specs = list(map(embedding_rows.table_spec, variables))
+        self._changed_at = [np.zeros([s.num_rows], np.int64) for s in self._specs]
+        self._pulled_at: dict[int, int] = {}
 
     @property
-    def specs(self) -> list[TableRows]:
-        """Types of the rows of each, for a function that updates them."""
+    def row_specs(self) -> list[TableRows]:
+        """`tf.TensorSpec`s of each table's rows, for a function's signature."""
         return [
             TableRows(
-                tf.TensorSpec([None], tf.int32), tf.TensorSpec([None, f.width], f.dtype)
+                tf.TensorSpec([None], tf.int32), tf.TensorSpec([None, s.width], s.dtype)
             )
-            for f in self._forms
+            for s in self._specs
         ]
 
     def read(self, words: np.ndarray) -> tuple[list[TableRows], np.ndarray]:
-        """Return the rows of each that a worker pushed, and the words behind them.
+        """Read a push; see `embedding_rows.read_rows`."""
+        return embedding_rows.read_rows(self._specs, words)
 
-        Args:
-            words: push, int32 `[w]`.
+    def update(self, rows: Sequence[TableRows], learning_rate: tf.Tensor) -> None:
+        """Apply the inner optimizer's rule to some rows of each table."""
+        for variable, gradient in zip(self._variables, rows, strict=True):
+            keras_rules.update_rows(self._optimizer, variable, *gradient, learning_rate)
 
-        Raises:
-            ValueError: if they are none.
-        """
-        return embedding_rows.read_rows(self._forms, words)
-
-    def update(self, given: Sequence[TableRows], rate: tf.Tensor) -> None:
-        """Update rows, within a function.
-
-        Args:
-            given: sum of the gradients of each.
-            rate: learning rate, a scalar.
-        """
-        for variable, some in zip(self._variables, given, strict=True):
-            keras_rules.update_rows(self._optimizer, variable, *some, rate)
-
-    def note(self, given: Sequence[TableRows], clock: int) -> None:
-        """Note that rows have been changed, by the update that made it this clock."""
-        for changed, some in zip(self._changed, given, strict=True):
-            changed[some.ids] = clock
+    def record(self, rows: Sequence[TableRows], clock: int) -> None:
+        """Record that the update with number `clock` changed some rows."""
+        for changed_at, gradient in zip(self._changed_at, rows, strict=True):
+            changed_at[gradient.ids] = clock
 
     def reset(self, worker: int, clock: int) -> None:
-        """Note that a worker has been given all weights."""
-        self._seen[worker] = clock
+        """Record that a worker has all current weights."""
+        self._pulled_at[worker] = clock
 
     def forget(self, worker: int) -> None:
-        """Forget what a worker has, which is gone."""
-        self._seen.pop(worker, None)
+        """Delete the record of a worker that is gone."""
+        self._pulled_at.pop(worker, None)
 
     def pull(self, worker: int, clock: int) -> np.ndarray:
-        """Return the rows that a worker lacks, which it has then, int32 `[w]`."""
-        since, self._seen[worker] = self._seen[worker], clock
+        """Return the rows changed since a worker's last pull, int32 `[w]`."""
+        previous, self._pulled_at[worker] = self._pulled_at[worker], clock
         parts = []
-        every = zip(self._forms, self._variables, self._changed, strict=True)
-        for form, variable, changed in every:
-            ids = np.flatnonzero(changed > since).astype(np.int32)
-            found = tf.gather(tf.convert_to_tensor(variable.value), ids)
-            words = to_words(tf.cast(found, form.dtype)).numpy()
+        for spec, variable, changed_at in zip(
+            self._specs, self._variables, self._changed_at, strict=True
+        ):
+            ids = np.flatnonzero(changed_at > previous).astype(np.int32)
+            values = tf.gather(tf.convert_to_tensor(variable.value), ids)
+            words = to_words(tf.cast(values, spec.dtype)).numpy()
             parts += [np.array([len(ids)], np.int32), ids, words]
         return np.concatenate(parts)
 
 
-def sum_rows(pushed: Sequence[TableRows]) -> TableRows:
-    """Return the sum of what workers pushed of one table, worker after worker."""
-    if len(pushed) == 1:
-        return pushed[0]
+def sum_rows(pushes: Sequence[TableRows]) -> TableRows:
+    """Return the sum of several workers' rows of one table, in the workers' order."""
+    if len(pushes) == 1:
+        return pushes[0]
     ids, places = np.unique(
-        np.concatenate([p.ids for p in pushed]), return_inverse=True
+        np.concatenate([p.ids for p in pushes]), return_inverse=True
     )
-    values = np.concatenate([p.values for p in pushed])
+    values = np.concatenate([p.values for p in pushes])
     sums = np.zeros([len(ids), values.shape[1]], values.dtype)
     np.add.at(sums, places, values)
     return TableRows(ids, sums)
 
 
-# --- Which variables are tables, of which rows travel, and what they need.
-
-_ROWS = (
-    "plain SGD or Adagrad, without weight decay of that variable, of which one step "
-    "changes no other rows than the gradient has"
+_REQUIRED_OPTIMIZER = (
+    "plain SGD or Adagrad without weight decay of that variable, so that a step "
+    "changes only rows that have a gradient"
 )
 
 
 def check_table_settings(
-    names: Any,
+    patterns: Any,
     inner: keras.optimizers.Optimizer,
     mode: str,
     correction: str | None,
 ) -> list[str]:
-    """Return the names of tables.
-
-    Args:
-        names: regular expressions; or None, for no tables.
-        inner: inner optimizer, as it was passed.
-        mode: way in which workers wait for each other.
-        correction: correction for staleness, or None.
-
-    Raises:
-        ValueError: unless they are texts, or for settings that do not go with rows.
-    """
-    if not names:
+    """Return `rows` as a list."""
+    if not patterns:
         return []
-    if isinstance(names, str) or not all(isinstance(name, str) for name in names):
+    if isinstance(patterns, str) or not all(isinstance(p, str) for p in patterns):
         raise ValueError(
-            "`rows` must be a list of texts, of which one has to be found in a "
-            'variable\'s path, for example `["embeddings"]`. Received: '
-            f"rows={show(names)}"
+            "`rows` must be a list of regular expressions to find in variables' paths, "
+            f'for example `["embeddings"]`. Received: rows={show(patterns)}'
         )
     if not keras_rules.has_row_rule(inner):
         raise ValueError(
-            f"`rows` needs {_ROWS}; momentum goes on with all of them. Use another "
-            "inner optimizer, or no `rows`: then gradients go as those of other "
-            f"variables. Received: {type(inner).__name__} with "
+            f"`rows` needs {_REQUIRED_OPTIMIZER}; momentum changes all rows. Use "
+            "another inner optimizer, or omit `rows` to send the gradients like those "
+            f"of other variables. Received: {type(inner).__name__} with "
             f"momentum={getattr(inner, 'momentum', None)}"
         )
     if mode == "backup" or correction == "delay":
         raise ValueError(
-            "Rows are sent whole, and nothing is kept of them: so there is no residual "
-            'for what comes too late with mode "backup", and none of the copies that '
-            '`correction="delay"` compares. Use another mode or correction, or no '
-            f"`rows`. Received: mode={show(mode)}, correction={show(correction)}"
+            '`rows` cannot be combined with `mode="backup"`, since rows have no '
+            'residual for late pushes, nor with `correction="delay"`, which compares '
+            "whole weights. Use another mode or correction, or omit `rows`. Received: "
+            f"mode={show(mode)}, correction={show(correction)}"
         )
-    return list(names)
+    return list(patterns)
 
 
 def find_tables(
-    names: Sequence[str],
+    patterns: Sequence[str],
     variables: Sequence[keras.Variable],
-    rule: keras.optimizers.Optimizer,
+    inner: keras.optimizers.Optimizer,
 ) -> list[bool]:
-    """Return whether each variable is a table.
-
-    Args:
-        names: regular expressions, of which one has to be found in its path.
-        variables: variables of the model.
-        rule: inner optimizer.
-
-    Raises:
-        ValueError: if one is found nowhere, or what is found cannot be a table.
-    """
-    found = [any(re.search(n, v.path) for n in names) for v in variables]
-    for name in names:
-        if not any(re.search(name, v.path) for v in variables):
+    """Return whether each variable is a table."""
+    for pattern in patterns:
+        if not any(re.search(pattern, v.path) for v in variables):
             raise ValueError(
-                "`rows` names variables of the model, by a part of their paths. "
-                f"Received: {show(name)}, which is in none of "
-                f"{[v.path for v in variables]}"
+                "Each regular expression in `rows` must match a part of the path of "
+                f"one of the model's variables. Received: {show(pattern)}, which "
+                f"matches none of {[v.path for v in variables]}"
             )
-    for v in [v for v, is_table in zip(variables, found, strict=True) if is_table]:
-        decays = rule.weight_decay and keras_optimizers.uses_weight_decay(rule, v.value)
+    is_table = [any(re.search(p, v.path) for p in patterns) for v in variables]
+    for v in [v for v, table in zip(variables, is_table, strict=True) if table]:
+        decays = inner.weight_decay and keras_optimizers.uses_weight_decay(
+            inner, v.value
+        )
         if len(v.shape) < 2 or decays:
             raise ValueError(
-                f"`rows` is for variables of rank 2 or more, and needs {_ROWS} "
-                "(`exclude_from_weight_decay`). Received: a variable "
-                f"{v.path} of shape {tuple(v.shape)}, weight_decay={rule.weight_decay}"
+                "`rows` must name variables of rank 2 or more, and needs "
+                f"{_REQUIRED_OPTIMIZER} (`exclude_from_weight_decay`). Received: "
+                f"variable {v.path} of shape {tuple(v.shape)}, "
+                f"weight_decay={inner.weight_decay}"
             )
-    return found
+    return is_table
 
 
 def check_table_gradients(
     grads: Sequence[Any],
     variables: Sequence[keras.Variable],
-    tabular: Sequence[bool],
+    is_table: Sequence[bool],
 ) -> None:
-    """Raise `ValueError` unless the gradients of tables have rows.
-
-    Args:
-        grads: gradients of the variables.
-        variables: variables of the model.
-        tabular: whether each is a table.
-    """
-    for g, v, is_table in zip(grads, variables, tabular, strict=True):
-        if is_table and not isinstance(g, tf.IndexedSlices):
+    """Raise `ValueError` unless the gradients of tables are `tf.IndexedSlices`."""
+    for g, v, table in zip(grads, variables, is_table, strict=True):
+        if table and not isinstance(g, tf.IndexedSlices):
             raise ValueError(
-                "`rows` is for variables that are looked up and nothing else, as by "
-                "`keras.layers.Embedding` without a regularizer; of others all rows "
-                f"have a gradient. Leave it out. Received: variable {v.path} with "
+                "`rows` must name variables that are used for lookups alone, such as "
+                "those of `keras.layers.Embedding` without a regularizer; otherwise "
+                f"all rows have a gradient. Omit it. Received: variable {v.path} with "
                 f"gradient {show(g)}"
             )

@@ -1,8 +1,7 @@
-"""Messages between workers and server: heads, checksums and parts.
+"""Messages between workers and server.
 
-A message is int32 words: a head, then a body, which may be one part of a longer one.
-Every request of a worker has a number, one more than the last, and gets one reply that
-bears it.
+A message is int32 words: a head, then a body or one part of a longer body. A worker
+numbers its requests consecutively; each gets one reply with the same number.
 """
 
 import enum
@@ -35,9 +34,9 @@ REQUEST = np.dtype(
 )
 """Head of a request.
 
-`incarnation` is a random number of this process of the worker. `step` is the server's
-clock as the worker saw it last, `rate` its learning rate, NaN for a schedule. `length`
-is that of the body, in words.
+`incarnation` is a random number that identifies the worker's process. `step` is the
+server's clock as the worker last saw it, `rate` the worker's learning rate, NaN for a
+schedule, `length` the number of words of the body.
 """
 
 REPLY = np.dtype(
@@ -53,43 +52,43 @@ REPLY = np.dtype(
         ("checksum", "<i4"),
     ]
 )
-"""Head of a reply. `clock` is the number of updates that the weights have had."""
+"""Head of a reply. `clock` is the number of updates applied to the weights."""
 
 MAX_WORDS = rpc.MOST_WORDS - max(REQUEST.itemsize, REPLY.itemsize) // 4
-"""Words of one part at the most."""
+"""Maximum number of words of one part."""
 
 
 class Kind(enum.IntEnum):
-    """What a worker asks for."""
+    """Kind of a request."""
 
-    JOIN = 1  # to take part; with what the server is to be, as text
-    GIVE = 2  # nothing: it has the first weights
-    START = 3  # the weights, when all are there
-    PUSH = 4  # the weights, behind its push, when it may go on
-    ASK = 5  # the same again, after "wait"
-    MORE = 6  # a further part of the last reply
-    PULL = 7  # the weights now
-    LEAVE = 8  # nothing any more; with the reason as text, if there is one
-    BEAT = 9  # nothing: it lives; with a word, 1 if it computes, else 0
+    JOIN = 1  # take part; the body is the model spec, as text
+    INITIALIZE = 2  # set the initial weights, which are the body
+    START = 3  # return all weights once every worker has joined
+    PUSH = 4  # apply the body; return the weights once the worker may continue
+    POLL = 5  # repeat START or PUSH, after a reply WAIT
+    NEXT_PART = 6  # return a further part of the last reply
+    PULL = 7  # return all weights now
+    LEAVE = 8  # take part no longer; the body is an error's text or empty
+    HEARTBEAT = 9  # the worker is alive; the body is 1 if it computes, else 0
 
 
 class Status(enum.IntEnum):
-    """What a reply says."""
+    """Status of a reply."""
 
     DONE = 0
-    WAIT = 1  # and ask again
-    REFUSED = 2  # with the reason as text
-    AGAIN = 3  # join again: who was to give the first weights is gone
-    LATE = 4  # done, but for the push, which came when its step had been taken
+    WAIT = 1  # poll again
+    REFUSED = 2  # the body is the reason, as text
+    REJOIN = 3  # the worker that was to send the initial weights is gone
+    LATE = 4  # done, but the push arrived after its step and was not applied
 
 
 class Push(NamedTuple):
-    """What a worker pushed.
+    """A worker's push.
 
     Attributes:
         words: message, int32 `[w]`.
         worker: index of the worker.
-        step: number of the step that it was planned by.
+        step: the server's clock by which the push was planned.
     """
 
     words: np.ndarray
@@ -97,16 +96,12 @@ class Push(NamedTuple):
     step: int
 
 
-class DamagedError(Exception):
-    """A message that is none, or not from who knows the secret."""
+class InvalidMessageError(Exception):
+    """A message that is malformed or does not carry the secret."""
 
 
 def secret_words(secret: str | None = None) -> list[int]:
-    """Return what a head says of the secret that all processes share.
-
-    Args:
-        secret: secret; None for that of the environment variable `TF_DGC_SECRET`.
-    """
+    """Return the four words that a request's head has for a shared secret."""
     secret = os.environ.get(SECRET_VARIABLE, "") if secret is None else secret
     if not secret:
         return [0] * 4
@@ -118,9 +113,9 @@ def add_frame(form: np.dtype, body: np.ndarray, **fields: Any) -> np.ndarray:
     """Return a message.
 
     Args:
-        form: type of the head.
+        form: type of the head, `REQUEST` or `REPLY`.
         body: words, int32 `[w]`.
-        **fields: fields of the head but the magic number, length and checksum.
+        **fields: fields of the head except the magic number, length and checksum.
     """
     head = np.zeros((), form)
     for name, value in {**fields, "magic": _MAGIC, "length": len(body)}.items():
@@ -130,36 +125,46 @@ def add_frame(form: np.dtype, body: np.ndarray, **fields: Any) -> np.ndarray:
     return words
 
 
-def remove_frame(form: np.dtype, words: np.ndarray) -> tuple[Any, np.ndarray]:
-    """Return head and body of a message.
+def frame_refusal(head: Any, reason: str) -> np.ndarray:
+    """Return the reply that refuses the request with a head."""
+    return add_frame(
+        REPLY,
+        encode_text(reason),
+        status=Status.REFUSED,
+        parts=1,
+        incarnation=head["incarnation"],
+        number=head["number"],
+    )
 
-    Args:
-        form: type of the head.
-        words: message, int32 `[w]`.
+
+def remove_frame(form: np.dtype, words: np.ndarray) -> tuple[Any, np.ndarray]:
+    """Return the head and the body of a message.
 
     Raises:
-        DamagedError: if it is none.
+        InvalidMessageError: for a malformed message.
     """
     size = form.itemsize // 4
     if len(words) < size:
-        raise DamagedError(f"it has {len(words)} words, and a head has {size}")
+        raise InvalidMessageError(f"it has {len(words)} words, and a head has {size}")
     head, body = np.frombuffer(words[:size].tobytes(), form)[0], words[size:]
     if head["magic"] != _MAGIC:
-        raise DamagedError(
+        raise InvalidMessageError(
             "it is of another program or version (first word "
             f"{int(head['magic']) & 0xFFFFFFFF:#x})"
         )
     if head["length"] != len(body):
-        raise DamagedError(f"it has {len(body)} words where {head['length']} are told")
-    clean = words.copy()
-    clean[size - 1] = 0
-    if checksum(clean) != head["checksum"]:
-        raise DamagedError("its checksum is wrong")
+        raise InvalidMessageError(
+            f"its head states {head['length']} words, and it has {len(body)}"
+        )
+    unsigned = words.copy()
+    unsigned[size - 1] = 0
+    if checksum(unsigned) != head["checksum"]:
+        raise InvalidMessageError("its checksum is wrong")
     return head, body
 
 
-def head_of(words: np.ndarray) -> Any:
-    """Return the head of a request that may be none, with zeros if it is too short."""
+def read_head(words: np.ndarray) -> Any:
+    """Return the head of a possibly malformed request, padded with zeros."""
     size = REQUEST.itemsize // 4
     padded = np.zeros([size], "<i4")
     padded[: len(words[:size])] = words[:size]
@@ -167,43 +172,39 @@ def head_of(words: np.ndarray) -> Any:
 
 
 def checksum(words: np.ndarray) -> np.int32:
-    """Return the sum of `(2 i + 1) * word[i]`, which wraps, of int32 `[w]`."""
+    """Return the sum of `(2 i + 1) * word[i]`, with wrap-around, of int32 `[w]`."""
     factors = 2 * np.arange(len(words), dtype=np.int32) + np.int32(1)
     return np.dot(factors, words)
 
 
-def to_body(text: str) -> np.ndarray:
-    """Return text as words."""
+def encode_text(text: str) -> np.ndarray:
+    """Return text as words, padded with spaces."""
     raw = text.encode("ascii", "backslashreplace")
     return np.frombuffer(raw.ljust(-(-len(raw) // 4) * 4), "<i4")
 
 
-def to_text(body: np.ndarray) -> str:
-    """Return what `to_body` made words of, without spaces around it."""
+def decode_text(body: np.ndarray) -> str:
+    """Return the text that `encode_text` encoded, without surrounding spaces."""
     return body.tobytes().decode("ascii", "replace").strip()
 
 
 def num_parts(num_words: int) -> int:
-    """Return in how many parts a body goes."""
+    """Return the number of parts of a body."""
     return max(1, -(-num_words // MAX_WORDS))
 
 
 def part_of(body: np.ndarray, part: int) -> np.ndarray:
-    """Return one of the parts of a body."""
+    """Return one part of a body."""
     return body[part * MAX_WORDS : (part + 1) * MAX_WORDS]
 
 
-def brief(error: Exception) -> str:
-    """Return class and text of an error, in a line that is not too long."""
+def summarize_error(error: Exception) -> str:
+    """Return an error's class and text as one line of bounded length."""
     text = str(getattr(error, "message", error)).split("\n", maxsplit=1)[0]
     return f"{type(error).__name__}: {text:.500}"
 
 
-def gist(text: str) -> str:
-    """Return what this package says in an error of TensorFlow, or its first line.
-
-    Args:
-        text: text of the error.
-    """
+def extract_message(text: str) -> str:
+    """Return this package's message within a TensorFlow error, or the first line."""
     begin = max(text.find("tf_dgc: "), 0)
     return text[begin:].split("\n", maxsplit=1)[0].rstrip("] ")

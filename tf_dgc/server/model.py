@@ -1,4 +1,4 @@
-"""The server's model: its variables, and the inner optimizer with all of its state."""
+"""The server's model: its variables and the inner optimizer with all its state."""
 
 import collections
 import functools
@@ -24,267 +24,166 @@ from tf_dgc.steps import native
 from tf_dgc.steps.base import StepOutcome, TouchedEntries
 from tf_dgc.steps.push import PushReceiver
 
-# --- Corrections for staleness: what a push of old weights counts.
-
-STRENGTH = 0.04
+DEFAULT_STRENGTH = 0.04
 """Lambda of DC-ASGD-c on CIFAR-10 (Zheng et al., ICML 2017, section 6.1)."""
 
 
-class ByLearningRate:
-    """Divides the learning rate of a push by its age (Zhang et al., IJCAI 2016, eq. 6).
-
-    A push is a gradient divided by N, so its rate is multiplied by N / (age + 1): that
-    of workers of one speed, each of which is N - 1 updates old, is left as it is.
-
-    Args:
-        optimizer: inner optimizer of the server, not yet built.
-        num_workers: number of workers, N.
-    """
-
-    def __init__(self, optimizer: keras.optimizers.Optimizer, num_workers: int):
-        self._num_workers = num_workers
-        self._factor = tf.Variable(1.0, trainable=False)
-        self._rate = keras_optimizers.scale_rate(optimizer, self._factor)
-
-    @property
-    def rate(self) -> float:
-        """Learning rate before it is divided."""
-        return float(self._rate())
-
-    def set_rate(self, rate: float) -> None:
-        """Set the learning rate, which no schedule has then."""
-        variable = self._rate()
-        assert isinstance(variable, keras.Variable)
-        variable.assign(rate)
-
-    def restore(self, rate: float) -> None:
-        """Set the learning rate, unless it has a schedule."""
-        if isinstance(self._rate(), keras.Variable):
-            self.set_rate(rate)
-
-    def begin(self, age: int) -> None:
-        """Make the next step one of a push of that age, in updates."""
-        self._factor.assign(self._num_workers / (age + 1))
-
-
-class DelayCompensation:
-    """Moves a gradient to the weights of now (DC-ASGD, Zheng et al., ICML 2017).
-
-    `g + strength * g * g * (weights - weights that the worker had)` (eq. 10), for which
-    it keeps a copy of the model for each worker; of what a push does not have, nothing.
-
-    Args:
-        variables: variables of the server.
-        strength: lambda of the paper.
-        num_workers: number of workers, N, by which a push is divided.
-    """
-
-    def __init__(
-        self, variables: Sequence[keras.Variable], strength: float, num_workers: int
-    ):
-        self._variables = variables
-        self._factor = strength * num_workers
-        self._had: dict[int, list[tf.Variable]] = {}
-
-    def note(self, worker: int) -> None:
-        """Note that a worker is given the weights as they are."""
-        now = [tf.convert_to_tensor(v.value) for v in self._variables]
-        if worker not in self._had:
-            self._had[worker] = [tf.Variable(w, trainable=False) for w in now]
-        for variable, weights in zip(self._had[worker], now, strict=True):
-            variable.assign(weights)
-
-    def forget(self, worker: int) -> None:
-        """Forget what a worker has, which is gone."""
-        self._had.pop(worker, None)
-
-    def apply(self, outcome: StepOutcome, worker: int) -> StepOutcome:
-        """Return the outcome of a push, moved.
-
-        Args:
-            outcome: outcome of it alone.
-            worker: index of the worker that it is from.
-        """
-        had = self._had[worker]
-
-        def decode() -> tuple[list[tf.Tensor], tf.Tensor]:
-            sums, nonfinite = outcome.decode()
-            every = zip(sums, self._variables, had, strict=True)
-            return [self._moved(*of_one) for of_one in every], nonfinite
-
-        return StepOutcome(decode, 0, 0)
-
-    def _moved(
-        self, pushed: tf.Tensor, variable: keras.Variable, had: tf.Variable
-    ) -> tf.Tensor:
-        pushed = tf.reshape(pushed, had.shape)
-        moved = tf.cast(tf.convert_to_tensor(variable.value) - had, pushed.dtype)
-        return pushed + tf.cast(self._factor, pushed.dtype) * pushed * pushed * moved
-
-
 class ServerModel:
-    """Variables of the model, updated by what is pushed.
-
-    Args:
-        handed: description that workers handed over.
+    """A server's part of the model, updated by pushes.
 
     Attributes:
+        variables: the variables.
+        optimizer: the inner optimizer.
         clock: number of updates.
-        ages: number of pushes by their age, the updates since they were computed.
-
-    Raises:
-        ValueError, TypeError: if Keras knows no such optimizer or compressor.
+        ages: number of pushes by age, the updates since their weights.
     """
 
-    def __init__(self, handed: ModelSpec):
-        settings = handed["settings"]
+    def __init__(self, spec: ModelSpec):
+        settings, num_workers = spec["settings"], spec["num_workers"]
         self.clock = 0
         self.ages: collections.Counter[int] = collections.Counter()
-        self.optimizer = model_spec.parse_model_spec(handed["optimizer"])
-        compressor: Compressor = model_spec.parse_model_spec(handed["compressor"])
-        self.variables = model_spec.create_variables(handed)
-        pairs = list(zip(self.variables, handed["variables"], strict=True))
+        self.optimizer = model_spec.create_from_config(spec["optimizer"])
+        compressor: Compressor = model_spec.create_from_config(spec["compressor"])
+        self.variables = model_spec.create_variables(spec)
+        pairs = list(zip(self.variables, spec["variables"], strict=True))
+        self._plain = [v for v, described in pairs if not described["table"]]
         tables = [v for v, described in pairs if described["table"]]
-        plain = [(v, described) for v, described in pairs if not described["table"]]
-        self._plain = [v for v, _ in plain]
-        number = handed["num_workers"]
-        self._by_rate: ByLearningRate | None = None
+        self._rate_correction: LearningRateCorrection | None = None
         self._compensation: DelayCompensation | None = None
         if settings["correction"] == "rate":
-            self._by_rate = ByLearningRate(self.optimizer, number)
+            self._rate_correction = LearningRateCorrection(self.optimizer, num_workers)
         if settings["correction"] == "delay":
-            strength = settings["correction_strength"] or STRENGTH
-            self._compensation = DelayCompensation(self.variables, strength, number)
-        excluded = [v for v, described in pairs if not described["decays"]]
-        if excluded:
-            self.optimizer.exclude_from_weight_decay(var_list=excluded)
+            self._compensation = DelayCompensation(
+                self.variables,
+                settings["correction_strength"] or DEFAULT_STRENGTH,
+                num_workers,
+            )
+        undecayed = [v for v, described in pairs if not described["decays"]]
+        if undecayed:
+            self.optimizer.exclude_from_weight_decay(var_list=undecayed)
         self.optimizer.build(self.variables)
-        feedback = settings["error_feedback"]
         self._tables = EmbeddingTables(tables, self.optimizer) if tables else None
-        found = [tensor_spec(v, d["exempt"], feedback, number) for v, d in plain]
-        live = native.is_available(self._plain)
-        self._natively = native.rules_available(self._plain)
+        feedback = settings["error_feedback"]
+        tensors = [
+            tensor_spec(v, described["exempt"], feedback, num_workers)
+            for v, described in pairs
+            if not described["table"]
+        ]
+        self._has_native_rules = native.rules_available(self._plain)
         self._receiver = PushReceiver(
-            compressor, found, feedback, settings["seed"], live
+            compressor,
+            tensors,
+            feedback,
+            settings["seed"],
+            native.is_available(self._plain),
         )
-        self._steps: dict[tuple[int, ...], Callable] = {}
-        self._whole: tuple[int, np.ndarray] | None = None
+        self._step_functions: dict[tuple[int, ...], Callable] = {}
+        self._cached_words: tuple[int, np.ndarray] | None = None
         self._copies: WorkerCopies | None = None
-        if settings["pull"] == "sparse" and plain:
-            by = compressor, number, settings["pull_sparsity"]
-            self._copies = WorkerCopies(self._plain, pulls.pull_layout(found, *by))
+        if settings["pull"] == "sparse" and self._plain:
+            layout = pulls.pull_layout(
+                tensors, compressor, num_workers, settings["pull_sparsity"]
+            )
+            self._copies = WorkerCopies(self._plain, layout)
 
     @property
     def num_words(self) -> int:
-        """Words of all variables."""
-        return pulls.pull_words(self.variables)
+        """Number of words of all variables."""
+        return pulls.num_words(self.variables)
 
     def load(self, words: np.ndarray) -> None:
-        """Set the variables.
-
-        Args:
-            words: bits of all of them, as `whole` returns them.
-        """
-        pulls.assign_entries(self.variables, tf.constant(words))
-        self._whole = None
+        """Assign the variables from their bits, int32 `[num_words]`."""
+        pulls.assign_words(self.variables, tf.constant(words))
+        self._cached_words = None
 
     def state(self) -> np.ndarray:
-        """Return the bits of all variables, the optimizer's too, int32 `[w]`.
+        """Return the bits of all variables, including the optimizer's, int32 `[w]`.
 
-        But for the learning rate, a variable in some models only.
+        Excludes the learning rate, which is a variable in some models only.
         """
-        return pulls.collect_entries(self._everything()).numpy()
+        return pulls.collect_words(self._all_variables()).numpy()
 
-    def restore(self, words: np.ndarray, clock: int, rate: float) -> None:
-        """Set all of that.
-
-        Args:
-            words: bits of all variables, as `state` returns them.
-            clock: number of updates that they have had.
-            rate: learning rate, which is not used if there is a schedule.
-
-        Raises:
-            ValueError: for another number of words.
-        """
-        everything = self._everything()
-        number = pulls.pull_words(everything)
-        if len(words) != number:
-            raise ValueError(f"it has {len(words)} words of state, and not {number}")
-        pulls.assign_entries(everything, tf.constant(words))
+    def restore(self, words: np.ndarray, clock: int, learning_rate: float) -> None:
+        """Restore the result of `state`; the learning rate only without a schedule."""
+        variables = self._all_variables()
+        expected = pulls.num_words(variables)
+        if len(words) != expected:
+            raise ValueError(f"it has {len(words)} words of state, and not {expected}")
+        pulls.assign_words(variables, tf.constant(words))
         self.clock = clock
-        if self._by_rate:
-            self._by_rate.restore(rate)
+        if self._rate_correction:
+            self._rate_correction.restore(learning_rate)
         elif isinstance(self.optimizer.learning_rate, keras.Variable):
-            self.set_rate(rate)
+            self.set_learning_rate(learning_rate)
 
-    def _everything(self) -> list[keras.Variable]:
+    def _all_variables(self) -> list[keras.Variable]:
         rate = self.optimizer.learning_rate
-        return [
-            *self.variables,
-            *(v for v in self.optimizer.variables if v is not rate),
-        ]
+        own = [v for v in self.optimizer.variables if v is not rate]
+        return [*self.variables, *own]
 
-    def whole(self, worker: int) -> np.ndarray:
-        """Return the bits of all variables, int32 `[num_words]`, for a worker."""
+    def full_pull(self, worker: int) -> np.ndarray:
+        """Return a worker's pull of all variables, int32 `[num_words]`."""
         if self._copies:
             self._copies.reset(worker)
         if self._compensation:
-            self._compensation.note(worker)
+            self._compensation.store_weights(worker)
         if self._tables:
             self._tables.reset(worker, self.clock)
-        if self._whole is None or self._whole[0] != self.clock:
-            self._whole = self.clock, pulls.collect_entries(self.variables).numpy()
-        return self._whole[1]
+        if self._cached_words is None or self._cached_words[0] != self.clock:
+            words = pulls.collect_words(self.variables).numpy()
+            self._cached_words = self.clock, words
+        return self._cached_words[1]
 
     def pull(self, worker: int) -> np.ndarray:
-        """Return what a worker is sent behind a push, int32 `[w]`."""
+        """Return a worker's pull after its push, int32 `[w]`."""
         if not (self._copies or self._tables):
-            return self.whole(worker)
-        found = []
+            return self.full_pull(worker)
+        parts = []
         if self._copies:
-            found.append(self._copies.pull(worker).numpy())
+            parts.append(self._copies.pull(worker).numpy())
         elif self._plain:
-            found.append(pulls.collect_entries(self._plain).numpy())
+            parts.append(pulls.collect_words(self._plain).numpy())
         if self._tables:
-            found.append(self._tables.pull(worker, self.clock))
-        return np.concatenate(found)
+            parts.append(self._tables.pull(worker, self.clock))
+        return np.concatenate(parts)
 
     def forget(self, worker: int) -> None:
-        """Forget what a worker has, which is gone."""
+        """Delete what is stored for a worker that is gone."""
         if self._copies:
             self._copies.forget(worker)
         if self._compensation:
             self._compensation.forget(worker)
-            self._steps = {of: s for of, s in self._steps.items() if worker not in of}
+            self._step_functions = {
+                workers: function
+                for workers, function in self._step_functions.items()
+                if worker not in workers
+            }
         if self._tables:
             self._tables.forget(worker)
 
     @property
-    def rate(self) -> float:
-        """Learning rate."""
-        owner = self._by_rate
-        return owner.rate if owner else float(self.optimizer.learning_rate)
+    def learning_rate(self) -> float:
+        """Learning rate, before any correction."""
+        if self._rate_correction:
+            return self._rate_correction.learning_rate
+        return float(self.optimizer.learning_rate)
 
-    def set_rate(self, rate: float) -> None:
+    def set_learning_rate(self, learning_rate: float) -> None:
         """Set the learning rate."""
-        if self._by_rate:
-            self._by_rate.set_rate(rate)
+        if self._rate_correction:
+            self._rate_correction.set_learning_rate(learning_rate)
         else:
-            self.optimizer.learning_rate = rate
+            self.optimizer.learning_rate = learning_rate
 
     def apply(self, pushes: Sequence[Push]) -> int:
-        """Take one step by the sum of some pushes.
-
-        Args:
-            pushes: pushes of one step, by different workers.
+        """Take one step with the sum of some pushes.
 
         Returns:
-            How many of them were left out, as their gradients were not finite.
+            Number of pushes left out because their gradients were not finite.
 
         Raises:
-            ValueError: if their steps differ, or rows are none.
-            tf.errors.InvalidArgumentError: if one is not what was agreed upon; nothing
-                is updated then.
+            ValueError: if their steps differ, or for invalid rows.
+            tf.errors.InvalidArgumentError: for an invalid push; updates nothing.
         """
         steps = {push.step for push in pushes}
         if len(steps) > 1:
@@ -292,193 +191,268 @@ class ServerModel:
                 "Pushes of one step must have been planned by the same clock. "
                 f"Received: {sorted(steps)}"
             )
-        if self._by_rate:
-            self._by_rate.begin(self.clock - pushes[0].step)
-        each = [self._read(push) for push in pushes]
-        given = [
-            sum_rows(some) for some in zip(*(rows for rows, _ in each), strict=True)
+        if self._rate_correction:
+            self._rate_correction.set_age(self.clock - pushes[0].step)
+        contents = [self._read(push) for push in pushes]
+        rows = [
+            sum_rows(of_table)
+            for of_table in zip(*(rows for rows, _ in contents), strict=True)
         ]
-        words = [tf.constant(rest) for _, rest in each]
+        words = [tf.constant(plain_words) for _, plain_words in contents]
         workers = tuple(push.worker for push in pushes)
-        step = self._traced(workers)
-        number = tf.constant(steps.pop(), tf.int64)
-        nonfinite, touched = step(words, tf.constant(workers), number, given)
+        nonfinite, touched = self._step_function(workers)(
+            words, tf.constant(workers), tf.constant(steps.pop(), tf.int64), rows
+        )
         if self._copies:
-            self._copies.note(_known(touched) if touched else None)
+            positions = None
+            if touched is not None and not touched[1]:
+                positions = [p.numpy() for p in touched[0]]
+            self._copies.record(positions)
         if self._tables:
-            self._tables.note(given, self.clock + 1)
+            self._tables.record(rows, self.clock + 1)
         self.ages.update(self.clock - push.step for push in pushes)
         self.clock += 1
         return int(nonfinite)
 
     def can_read(self, push: Push) -> bool:
-        """Whether a push by itself is what was agreed upon; nothing is updated."""
+        """Return whether a push is valid by itself; updates nothing."""
         try:
-            _, rest = self._read(push)
-            given = [tf.constant(rest)], [tf.constant(push.worker)]
-            number = tf.constant(push.step, tf.int64)
+            _, words = self._read(push)
             if self._plain:
-                self._receiver.receive(*given, number).decode()
-        except Exception:  # of what it may be there is no end
+                self._receiver.receive(
+                    [tf.constant(words)],
+                    [tf.constant(push.worker)],
+                    tf.constant(push.step, tf.int64),
+                ).decode()
+        except Exception:  # any class of error, as the message may be anything
             return False
         return True
 
     def _read(self, push: Push) -> tuple[list[TableRows], np.ndarray]:
-        """Return the rows that were pushed, and the message of what is no table.
-
-        Raises:
-            ValueError: if they are none.
-        """
+        """Return a push's rows of each table, and the words of the other variables."""
         if self._tables is None:
             return [], push.words
-        found, rest = self._tables.read(push.words)
-        if not self._plain and len(rest):
-            raise ValueError(f"{len(rest)} words follow the last row")
-        return found, rest
+        rows, words = self._tables.read(push.words)
+        if not self._plain and len(words):
+            raise ValueError(f"{len(words)} words follow the last row")
+        return rows, words
 
-    def _traced(self, pushed: tuple[int, ...]) -> Callable:
-        """Return the function of a step of pushes of these workers, of any length.
+    def _step_function(self, workers: tuple[int, ...]) -> Callable:
+        """Return the traced step for pushes of some workers, of any length.
 
-        It is that of all steps of so many, but where a worker's own weights matter.
+        It depends on the number of workers alone, unless delay compensation needs the
+        worker's weights.
         """
-        number = len(pushed)
-        key = pushed if self._compensation else (number,)
-        if key not in self._steps:
-            words = [tf.TensorSpec([None], tf.int32)] * number
-            workers = tf.TensorSpec([number], tf.int32)
-            rows = self._tables.specs if self._tables else []
-            signature = [words, workers, tf.TensorSpec([], tf.int64), rows]
-            step = functools.partial(self._step, pushed[0])
-            self._steps[key] = tf.function(step, input_signature=signature)
-        return self._steps[key]
+        key = workers if self._compensation else (len(workers),)
+        if key not in self._step_functions:
+            signature = [
+                [tf.TensorSpec([None], tf.int32)] * len(workers),
+                tf.TensorSpec([len(workers)], tf.int32),
+                tf.TensorSpec([], tf.int64),
+                self._tables.row_specs if self._tables else [],
+            ]
+            step = functools.partial(self._step, workers[0])
+            self._step_functions[key] = tf.function(step, input_signature=signature)
+        return self._step_functions[key]
 
     def _step(
         self,
-        first: int,
+        first_worker: int,
         words: Sequence[tf.Tensor],
         workers: tf.Tensor,
         step: tf.Tensor,
-        given: Sequence[TableRows],
+        rows: Sequence[TableRows],
     ) -> tuple[tf.Tensor, TouchedEntries | None]:
-        rate = tf.convert_to_tensor(self.optimizer.learning_rate)
+        learning_rate = tf.convert_to_tensor(self.optimizer.learning_rate)
         touched = None
         if self._plain:
             outcome = self._receiver.receive(words, tf.unstack(workers), step)
-            if self._copies and self._leaves_others and outcome.touched:
+            if self._copies and self._changes_only_touched and outcome.touched:
                 touched = outcome.touched()
             if self._compensation:
-                outcome = self._compensation.apply(outcome, first)
-            by = self.optimizer, outcome, self._plain, self._natively
-            nonfinite = update.apply_update(*by)
+                outcome = self._compensation.apply(outcome, first_worker)
+            nonfinite = update.apply_update(
+                self.optimizer, outcome, self._plain, self._has_native_rules
+            )
         else:
             nonfinite = tf.constant(0)
             self.optimizer.iterations.assign_add(1)
-        with tf.control_dependencies([nonfinite]):  # unless the others are refused
+        with tf.control_dependencies([nonfinite]):  # fails for an invalid push
             if self._tables:
-                self._tables.update(given, rate)
+                self._tables.update(rows, learning_rate)
         return nonfinite, touched
 
     @property
-    def _leaves_others(self) -> bool:
-        """Whether an update changes nothing where the sum is 0."""
+    def _changes_only_touched(self) -> bool:
+        """Whether an update changes no weight whose gradient is 0."""
         rule = update.find_native_rule(self.optimizer, self._plain)
-        return rule is not None and rule.descends
+        return rule is not None and rule.is_plain_sgd
 
 
-def _known(touched: TouchedEntries) -> list[np.ndarray] | None:
-    positions, is_any = touched
-    return None if is_any else [p.numpy() for p in positions]
+class LearningRateCorrection:
+    """Divides a push's learning rate by its age (Zhang et al., IJCAI 2016, eq. 6).
+
+    A push is a gradient divided by N, so the learning rate is multiplied by
+    N / (age + 1). With workers of equal speed, ages are N - 1 and the factor is 1.
+    """
+
+    def __init__(self, optimizer: keras.optimizers.Optimizer, num_workers: int):
+        self._num_workers = num_workers
+        self._factor = tf.Variable(1.0, trainable=False)
+        self._read_rate = keras_optimizers.scale_rate(optimizer, self._factor)
+
+    @property
+    def learning_rate(self) -> float:
+        """Learning rate before correction."""
+        return float(self._read_rate())
+
+    def set_learning_rate(self, learning_rate: float) -> None:
+        """Set the learning rate, which must have no schedule."""
+        variable = self._read_rate()
+        assert isinstance(variable, keras.Variable)
+        variable.assign(learning_rate)
+
+    def restore(self, learning_rate: float) -> None:
+        """Set the learning rate, unless it has a schedule."""
+        if isinstance(self._read_rate(), keras.Variable):
+            self.set_learning_rate(learning_rate)
+
+    def set_age(self, age: int) -> None:
+        """Set the age of the next step's push, in updates."""
+        self._factor.assign(self._num_workers / (age + 1))
 
 
-# --- What a server begins with: weights of a worker, or its own checkpoint.
-#
-# Of a checkpoint are weights and the optimizer's state. How they are trained from
-# there,
-# and by how many workers, is said by the workers that come, as at every beginning.
+class DelayCompensation:
+    """Corrects a gradient for updates since its weights (DC-ASGD, ICML 2017).
+
+    The corrected gradient is `g + strength * g * g * (weights - old weights)` (Zheng et
+    al., eq. 10) for entries that were pushed. Stores a copy of the model per worker.
+    """
+
+    def __init__(
+        self, variables: Sequence[keras.Variable], strength: float, num_workers: int
+    ):
+        self._variables = variables
+        self._factor = strength * num_workers  # a push is divided by N
+        self._weights: dict[int, list[tf.Variable]] = {}
+
+    def store_weights(self, worker: int) -> None:
+        """Store the current weights as those that a worker has."""
+        weights = [tf.convert_to_tensor(v.value) for v in self._variables]
+        if worker not in self._weights:
+            self._weights[worker] = [tf.Variable(w, trainable=False) for w in weights]
+        for copy, value in zip(self._weights[worker], weights, strict=True):
+            copy.assign(value)
+
+    def forget(self, worker: int) -> None:
+        """Delete the weights of a worker that is gone."""
+        self._weights.pop(worker, None)
+
+    def apply(self, outcome: StepOutcome, worker: int) -> StepOutcome:
+        """Return the corrected outcome of one worker's push."""
+        old_weights = self._weights[worker]
+
+        def decode() -> tuple[list[tf.Tensor], tf.Tensor]:
+            gradients, nonfinite = outcome.decode()
+            corrected = [
+                self._correct(gradient, variable, old)
+                for gradient, variable, old in zip(
+                    gradients, self._variables, old_weights, strict=True
+                )
+            ]
+            return corrected, nonfinite
+
+        return StepOutcome(decode, 0, 0)
+
+    def _correct(
+        self, gradient: tf.Tensor, variable: keras.Variable, old: tf.Variable
+    ) -> tf.Tensor:
+        g = tf.reshape(gradient, old.shape)
+        change = tf.cast(tf.convert_to_tensor(variable.value) - old, g.dtype)
+        return g + tf.cast(self._factor, g.dtype) * g * g * change
 
 
-def initial_model(handed: ModelSpec, words: np.ndarray) -> ServerModel:
-    """Return the model that a worker gives its first weights.
-
-    Args:
-        handed: description of what the server is to be.
-        words: bits of all variables, int32 `[w]`.
+def initial_model(spec: ModelSpec, words: np.ndarray) -> ServerModel:
+    """Return the model with a worker's initial weights.
 
     Raises:
-        ValueError: if it cannot be; for another number of words before there is any.
+        ValueError: for a wrong number of words (before creating any variable), and if
+            the model cannot be created.
     """
-    number = model_spec.model_words(handed)
-    if len(words) != number:
+    expected = model_spec.model_words(spec)
+    if len(words) != expected:
         raise ValueError(
-            f"The first weights must be {number} words, as the variables that were "
-            f"handed over are. Received: {len(words)} words"
+            f"The initial weights must be {expected} words, as the model spec says. "
+            f"Received: {len(words)} words"
         )
     try:
-        model = ServerModel(handed)
+        model = ServerModel(spec)
         model.load(words)
-    except Exception as error:  # Keras raises any, and TensorFlow where it is too large
+    except Exception as error:  # any class, from Keras or for lack of memory
         raise ValueError(
-            "The server cannot make the optimizer or the compressor of their configs; "
-            f"it knows those of Keras and of tf_dgc. It says: {error}"
+            "The server cannot create the optimizer or the compressor from their "
+            "configs; it supports those of Keras and of tf_dgc. Received: an error, "
+            f"{error}"
         ) from error
     return model
 
 
 class RestoredModel(NamedTuple):
-    """What a checkpoint has.
+    """Content of a checkpoint.
+
+    The checkpoint has weights and the optimizer's state. The workers that join decide
+    how training continues: their number, mode, compressor and learning rate.
 
     Attributes:
-        path: path of its file.
-        handed: description of what the server was.
-        words: bits of all variables, of the optimizer too, int32 `[w]`.
-        clock: number of updates that they have had.
-        rate: learning rate.
+        path: path of the file.
+        spec: model spec of the server that wrote it.
+        words: bits of all variables, including the optimizer's, int32 `[w]`.
+        clock: number of updates.
+        learning_rate: learning rate.
     """
 
     path: pathlib.Path
-    handed: ModelSpec
+    spec: ModelSpec
     words: np.ndarray
     clock: int
-    rate: float
+    learning_rate: float
 
-    def difference(self, handed: ModelSpec) -> str | None:
-        """Return why workers cannot go on from it; None if they can.
-
-        Args:
-            handed: description of what the server is to be.
-        """
-        found = model_spec.spec_difference(
-            _of_state(self.handed), _of_state(handed), rates=False
+    def difference(self, spec: ModelSpec) -> str | None:
+        """Return why workers with a model spec cannot resume; None if they can."""
+        difference = model_spec.spec_difference(
+            _saved_part(self.spec), _saved_part(spec), compare_learning_rates=False
         )
-        if found is None:
+        if difference is None:
             return None
         return (
-            f"{found}, as in the checkpoint {self.path}. Train with what that is of; "
-            "or remove it, to begin anew"
+            f"{difference}, as in the checkpoint {self.path}. Train the model and "
+            "optimizer of the checkpoint, or remove it to start anew"
         )
 
-    def model(self, handed: ModelSpec) -> ServerModel:
-        """Return the model as it was, to be trained as workers say.
-
-        Args:
-            handed: description of what the server is to be.
+    def create_model(self, spec: ModelSpec) -> ServerModel:
+        """Return the model in the checkpoint's state, with the workers' settings.
 
         Raises:
-            ValueError: if it cannot be.
+            ValueError: if the state does not match the model spec.
         """
         try:
-            model = ServerModel(handed)
-            model.restore(self.words, self.clock, self.rate)
-        except Exception as error:  # as above
-            raise ValueError(f"{self.path} does not go with it: {error}") from error
-        rate = model_spec.learning_rate_of(handed)
-        if rate is not None and rate != model.rate:
-            model.set_rate(rate)
+            model = ServerModel(spec)
+            model.restore(self.words, self.clock, self.learning_rate)
+        except Exception as error:  # any class, from Keras or for lack of memory
+            raise ValueError(f"{self.path} does not match: {error}") from error
+        learning_rate = model_spec.learning_rate_of(spec)
+        if learning_rate is not None and learning_rate != model.learning_rate:
+            model.set_learning_rate(learning_rate)
         return model
 
 
-def _of_state(handed: ModelSpec) -> ModelSpec:
-    """Return what the words of a checkpoint are of."""
-    kept = {name: handed[name] for name in ("version", "shard", "optimizer")}
-    forms = [{"shape": v["shape"], "dtype": v["dtype"]} for v in handed["variables"]]
-    return {**kept, "variables": forms}
+def _saved_part(spec: ModelSpec) -> ModelSpec:
+    """Return the part of a model spec that a checkpoint's words depend on."""
+    return {
+        "version": spec["version"],
+        "shard": spec["shard"],
+        "optimizer": spec["optimizer"],
+        "variables": [
+            {"shape": v["shape"], "dtype": v["dtype"]} for v in spec["variables"]
+        ],
+    }

@@ -1,6 +1,6 @@
-"""What workers hand to the server as they join: what it is to be, as text.
+"""The model spec: what a worker tells the server about the model when it joins.
 
-So the server needs no script of its own. All workers must hand over the same.
+With it the server needs no script of its own. The specs of all workers must be equal.
 """
 
 import copy
@@ -16,42 +16,30 @@ from tf_dgc._internals import keras_optimizers
 from tf_dgc._versions import tf_dgc_version
 from tf_dgc.arguments import show
 from tf_dgc.codecs import bits
+from tf_dgc.compressors import Compressor
 from tf_dgc.optimizers import state
 
 ModelSpec = dict[str, Any]
-"""JSON; `collect` says what is in it."""
+"""The spec as JSON; `create_model_spec` defines its content."""
 
 
 def create_model_spec(
     settings: dict[str, Any],
     num_workers: int,
-    rule: keras.optimizers.Optimizer,
-    compressor: Any,
+    inner: keras.optimizers.Optimizer,
+    compressor: Compressor,
     variables: Sequence[keras.Variable],
     uncompressed: Sequence[bool],
-    tabular: Sequence[bool],
+    is_table: Sequence[bool],
     shard: tuple[int, int] = (0, 1),
     run: int = 0,
 ) -> ModelSpec:
-    """Return what the server is to be.
+    """Return the model spec for one server.
 
-    Args:
-        settings: settings of the optimizer that concern the server.
-        num_workers: number of workers, N.
-        rule: inner optimizer, without what workers apply in its place.
-        compressor: method of what is pushed.
-        variables: variables of the model that this server is to keep.
-        uncompressed: whether each is sent whole.
-        tabular: whether rows of each are sent.
-        shard: index of this server, and number of servers.
-        run: number of the run, from 0.
+    `uncompressed` and `is_table` say of each variable whether it is sent uncompressed,
+    and whether it is an embedding table, of which rows are sent.
     """
     serialize = keras.saving.serialize_keras_object
-    excluded = [
-        bool(rule.weight_decay)
-        and not keras_optimizers.uses_weight_decay(rule, v.value)
-        for v in variables
-    ]
     return state.without_identities(
         {
             "version": tf_dgc_version(),
@@ -59,55 +47,55 @@ def create_model_spec(
             "num_workers": num_workers,
             "shard": list(shard),
             "run": run,
-            "optimizer": serialize(rule),
+            "optimizer": serialize(inner),
             "compressor": serialize(compressor),
             "variables": [
                 {
                     "shape": list(v.shape),
                     "dtype": v.dtype,
-                    "exempt": bool(e),
-                    "table": bool(t),
-                    "decays": not x,
+                    "exempt": bool(exempt),
+                    "table": bool(table),
+                    "decays": not inner.weight_decay
+                    or keras_optimizers.uses_weight_decay(inner, v.value),
                     "name": v.path,
                 }
-                for v, e, t, x in zip(
-                    variables, uncompressed, tabular, excluded, strict=True
+                for v, exempt, table in zip(
+                    variables, uncompressed, is_table, strict=True
                 )
             ],
         }
     )
 
 
-def model_spec_text(handed: ModelSpec) -> str:
-    """Return it as text.
+def model_spec_text(spec: ModelSpec) -> str:
+    """Return a model spec as JSON text.
 
     Raises:
-        ValueError: if there is something in it that only this process has.
+        ValueError: if it has a value that JSON cannot represent.
     """
     try:
-        return json.dumps(handed, sort_keys=True)
+        return json.dumps(spec, sort_keys=True)
     except (TypeError, ValueError) as error:
         raise ValueError(
-            "The inner optimizer and the compressor run on the server, which is given "
-            "their configs, and one of these cannot be written as JSON: "
-            f"{error}. Pass numbers and Keras's own schedules. Received: {show(handed)}"
+            "The server creates the inner optimizer and the compressor from their "
+            f"configs, and one of these cannot be written as JSON: {error}. Pass "
+            f"numbers and Keras's own schedules. Received: {show(spec)}"
         ) from error
 
 
-def parse_model_spec(config: dict[str, Any]) -> Any:
-    """Return what Keras makes of a config, nothing of which is code.
+def create_from_config(config: dict[str, Any]) -> Any:
+    """Return the optimizer or compressor of a config, without executing code in it."""
+    # Keras replaces the configs of schedules in place, hence the copy.
+    created = keras.saving.deserialize_keras_object(
+        copy.deepcopy(config), safe_mode=True
+    )
+    if isinstance(created, keras.optimizers.Optimizer):
+        keras_optimizers.replace_all_reduce(created, list)
+    return created
 
-    Of a copy, as Keras puts schedules where their configs were.
-    """
-    given = copy.deepcopy(config)
-    found = keras.saving.deserialize_keras_object(given, safe_mode=True)
-    if isinstance(found, keras.optimizers.Optimizer):
-        keras_optimizers.replace_all_reduce(found, list)
-    return found
 
-
-def create_variables(handed: ModelSpec) -> list[keras.Variable]:
-    """Return new variables of a server, zero."""
+def create_variables(spec: ModelSpec) -> list[keras.Variable]:
+    """Return the server's variables, zero."""
     return [
         keras.Variable(
             initializer="zeros",
@@ -115,59 +103,60 @@ def create_variables(handed: ModelSpec) -> list[keras.Variable]:
             dtype=v["dtype"],
             name=v["name"].replace("/", "_"),
         )
-        for v in handed["variables"]
+        for v in spec["variables"]
     ]
 
 
-def model_words(handed: ModelSpec) -> int:
-    """Return the words of all variables that a server is to keep."""
+def model_words(spec: ModelSpec) -> int:
+    """Return the total number of words of the server's variables."""
     return sum(
         bits.num_words_of(tf.as_dtype(v["dtype"]), math.prod(v["shape"]))
-        for v in handed["variables"]
+        for v in spec["variables"]
     )
 
 
-def learning_rate_of(handed: ModelSpec) -> float | None:
-    """Return the learning rate that a worker begins with, None for a schedule."""
-    rate = handed["optimizer"]["config"].get("learning_rate")
+def learning_rate_of(spec: ModelSpec) -> float | None:
+    """Return the worker's initial learning rate, None for a schedule."""
+    rate = spec["optimizer"]["config"].get("learning_rate")
     return float(rate) if isinstance(rate, int | float) else None
 
 
-def spec_difference(one: ModelSpec, other: ModelSpec, rates: bool = True) -> str | None:
-    """Return in what two differ, as errors say it; None if they are the same.
+def spec_difference(
+    expected: ModelSpec, actual: ModelSpec, compare_learning_rates: bool = True
+) -> str | None:
+    """Return the differences between two model specs, for errors; None if equal.
 
-    Names are not compared: Keras numbers them anew in each process.
-
-    Args:
-        one: description of one worker.
-        other: description of another one.
-        rates: whether learning rates that are numbers are compared.
+    Ignores names, which Keras numbers per process.
     """
-    one, other = _unnamed(one), _unnamed(other)
-    both = [one["optimizer"]["config"], other["optimizer"]["config"]]
-    numbers = [isinstance(c.get("learning_rate"), int | float) for c in both]
-    if not rates and all(numbers):
-        both[0].pop("learning_rate"), both[1].pop("learning_rate")
-    found = _differences(one, other, "")
-    return "; ".join(found[:3]) or None
+    expected, actual = _without_names(expected), _without_names(actual)
+    configs = [expected["optimizer"]["config"], actual["optimizer"]["config"]]
+    if not compare_learning_rates and all(
+        isinstance(config.get("learning_rate"), int | float) for config in configs
+    ):
+        for config in configs:
+            del config["learning_rate"]
+    differences = _differences(expected, actual, "")
+    return "; ".join(differences[:3]) or None
 
 
-def _unnamed(handed: ModelSpec) -> ModelSpec:
-    rule = dict(handed["optimizer"])
-    rule["config"] = {k: v for k, v in rule["config"].items() if k != "name"}
-    variables = [{**v, "name": ""} for v in handed["variables"]]
-    return {**handed, "optimizer": rule, "variables": variables}
+def _without_names(spec: ModelSpec) -> ModelSpec:
+    optimizer = dict(spec["optimizer"])
+    optimizer["config"] = {k: v for k, v in optimizer["config"].items() if k != "name"}
+    variables = [{**v, "name": ""} for v in spec["variables"]]
+    return {**spec, "optimizer": optimizer, "variables": variables}
 
 
-def _differences(one: Any, other: Any, where: str) -> list[str]:
-    if isinstance(one, list) and isinstance(other, list) and len(one) == len(other):
-        one, other = dict(enumerate(one)), dict(enumerate(other))
-    if isinstance(one, list) and isinstance(other, list):
-        return [f"{where} has {len(other)} entries, not {len(one)}"]
-    if not isinstance(one, dict) or not isinstance(other, dict):
-        return [] if one == other else [f"{where} is {other!r}, not {one!r}"]
+def _differences(expected: Any, actual: Any, path: str) -> list[str]:
+    if isinstance(expected, list) and isinstance(actual, list):
+        if len(expected) != len(actual):
+            return [f"{path} has {len(actual)} entries, not {len(expected)}"]
+        expected, actual = dict(enumerate(expected)), dict(enumerate(actual))
+    if not isinstance(expected, dict) or not isinstance(actual, dict):
+        return [] if expected == actual else [f"{path} is {actual!r}, not {expected!r}"]
     return [
         text
-        for key in dict.fromkeys([*one, *other])
-        for text in _differences(one.get(key), other.get(key), f"{where} {key}".strip())
+        for key in dict.fromkeys([*expected, *actual])
+        for text in _differences(
+            expected.get(key), actual.get(key), f"{path} {key}".strip()
+        )
     ]

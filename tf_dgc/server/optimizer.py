@@ -1,4 +1,4 @@
-"""A Keras optimizer whose rule runs on a parameter server."""
+"""A Keras optimizer whose update is computed by a parameter server."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -11,18 +11,17 @@ from tf_dgc._internals import keras_optimizers
 from tf_dgc.compressors import Compressor
 from tf_dgc.multiworker import tf_config
 from tf_dgc.multiworker.worker_variables import PerWorkerVariable
-from tf_dgc.optimizers import gradients
+from tf_dgc.optimizers import gradients, state
 from tf_dgc.optimizers import validation as common
 from tf_dgc.optimizers.base import OptimizerWrapper
 from tf_dgc.optimizers.config import parse_config
 from tf_dgc.optimizers.inner import extract_hyperparameters, get_inner_optimizer
 from tf_dgc.optimizers.inner_hyperparameters import Serialize
 from tf_dgc.server import embedding_tables, process, validation
-from tf_dgc.server.worker import ServerWorker, create_worker_memory
+from tf_dgc.server.worker import ServerWorker
+from tf_dgc.steps.state import WorkerState, create_worker_state
 
-# --- Configs of a `ServerOptimizer`: its arguments, as Keras saves them.
-
-SERVER_CONFIG_KEYS = (
+_SETTINGS = (
     "mode",
     "staleness",
     "compressor",
@@ -40,90 +39,90 @@ SERVER_CONFIG_KEYS = (
 )
 
 
-def server_config_of(optimizer: Any, serialize: Serialize) -> dict[str, Any]:
-    """Return the arguments of a `ServerOptimizer`, with the current learning rate."""
-    return {
-        "name": optimizer.name,
-        "inner": optimizer.inner_config(serialize),
-        **{name: serialize(getattr(optimizer, name)) for name in SERVER_CONFIG_KEYS},
-    }
-
-
 @keras.saving.register_keras_serializable(package="tf_dgc")
 class ServerOptimizer(OptimizerWrapper):
-    """Pushes compressed gradients to a server, which keeps weights and optimizer.
+    """Pushes compressed gradients to a server that holds weights and optimizer state.
 
     Use it as the optimizer of a model on every worker, without a strategy, and start
-    the script by `tf-dgc run --servers S --workers N`; variables are shared out then:
+    the script with `tf-dgc run --servers S --workers N`, which distributes the
+    variables over the servers:
 
     >>> sgd = keras.optimizers.SGD(0.1, momentum=0.9)
     >>> model.compile(tf_dgc.ServerOptimizer(sgd, mode="ssp", staleness=3), loss="mse")
     >>> model.fit(dataset)
 
-    The first worker hands a server its first weights and the config of the inner
-    optimizer, whose rule runs there with all its state; others begin with these. In
-    every step a worker pushes its gradient, divided by N, compressed with error
-    feedback, and pulls the weights. In mode "sync" the pushes of all workers are one
-    step, as without a server and rate correction; in mode "async" each is one; in
-    mode "ssp" too, but no worker is more than `staleness` completed steps ahead of the
-    slowest; in mode "backup" the first `quorum` pushes by the same weights are one step
-    (Chen et al. 2016), and what comes later goes back into its worker's residual.
+    The first worker sends its initial weights and the config of the inner optimizer to
+    the server, which creates the inner optimizer and all its state; the other workers
+    start from the same weights. In every step a worker pushes its gradient, divided by
+    N and compressed with error feedback, and pulls the weights. `mode` decides which
+    pushes form a step of the inner optimizer:
 
-    Momentum of SGD becomes momentum correction, and clipping local gradient clipping,
-    on the workers, as in `DGCOptimizer`. Of a process one trains at a time. In one that
-    `TF_CONFIG` says is the server, making one serves, and then ends the process.
+    - `"sync"`: the pushes of all workers, as in `DGCOptimizer` with
+      `rate_correction=False`.
+    - `"async"`: each push.
+    - `"ssp"`: each push, but no worker is more than `staleness` completed steps ahead
+      of the slowest.
+    - `"backup"`: the first `quorum` pushes computed with the same weights (Chen et al.
+      2016). Later ones return to the residual of their worker.
+
+    The workers apply the momentum of an SGD, as momentum correction, and clipping, as
+    local gradient clipping; see `DGCOptimizer`. One optimizer per process trains at a
+    time. In a process that is a server according to `TF_CONFIG`, the constructor
+    serves and then ends the process.
 
     Args:
-        inner: a `keras.optimizers.Optimizer`, not yet built; it is copied. Or its name
-            or config. Schedules of the learning rate are evaluated by the server's
-            clock; a rate that a callback sets on a worker is sent along.
-        mode: way in which workers wait: "sync", "async", "ssp" or "backup".
-        staleness: number of completed steps that a worker may be ahead of the slowest
-            one, in mode "ssp"; 0 makes the pushes of a clock one step.
-        compressor: a `tf_dgc.compressors.Compressor` without a state, of one worker at
-            a time, or its name; the default sends 0.1 %.
-        quorum: number of pushes that make a step, in mode "backup".
+        inner: a `keras.optimizers.Optimizer`, not yet built, or its name or config. It
+            is copied. The server evaluates learning rate schedules by its own clock; a
+            learning rate that a callback sets on a worker is sent with the push.
+        mode: "sync", "async", "ssp" or "backup".
+        staleness: maximum number of completed steps that a worker is ahead of the
+            slowest, in mode "ssp". With 0 each worker's next pushes form one step.
+        compressor: a stateless `tf_dgc.compressors.Compressor` that compresses each
+            worker's gradient independently, or its name. The default sends 0.1 %.
+        quorum: number of pushes that form a step, in mode "backup".
         correction: correction for staleness: None; "rate" divides the learning rate of
-            a push by the updates since its weights (Zhang et al. 2016); "delay" adds
-            how the gradient may have changed since (DC-ASGD, Zheng et al. 2017), for
-            which the server keeps a copy of the model for each worker.
+            a push by the number of updates since its weights (Zhang et al. 2016);
+            "delay" estimates the change of the gradient since then (DC-ASGD, Zheng et
+            al. 2017), for which the server stores a copy of the model per worker.
         correction_strength: lambda of "delay"; None for 0.04.
-        error_feedback: whether to keep what is not sent in `residual`. None for the
-            method's own choice.
+        error_feedback: whether entries that are not sent accumulate in `residual`. None
+            for the compressor's default.
         momentum_correction: whether to accumulate the local velocity of an `SGD`. None:
-            wherever there is error feedback and something is left out.
-        factor_masking: whether to clear that velocity where entries were sent. None: as
+            with error feedback and a lossy compressor.
+        factor_masking: whether to clear the velocity where entries were sent. None: as
             in `DGCOptimizer`.
-        pull: weights that a worker gets in a step: "whole" for all, or "sparse" for
-            those that differ most from what it has, of which the server keeps a copy.
+        pull: "whole" to pull all weights, or "sparse" to pull those that differ most
+            from the worker's, for which the server stores a copy of the model per
+            worker.
         pull_sparsity: share of entries that a sparse pull leaves out, in [0, 1). None
-            for as many entries as the pushes of N workers have, by `TopK` of a fixed
-            sparsity; with plain SGD these are all that change in N pushes.
-        rows: regular expressions, of which one has to be found in the path of a
-            variable that is only looked up, as `["embeddings"]`: rows are pushed, and
-            pulled if they have changed. For plain SGD or Adagrad.
-        min_compress_size: number of entries below which tensors, and those of rank
-            below 2, are sent whole, in both directions.
-        seed: seed of all random choices of the method.
+            for as many entries as N pushes have, which requires `TopK` with a constant
+            sparsity; with plain SGD no others change in N pushes.
+        rows: regular expressions; a variable whose path contains a match of one of them
+            must be used for lookups alone, for example `["embeddings"]`. Only rows with
+            a gradient are pushed, and only changed rows are pulled. Requires plain SGD
+            or Adagrad.
+        min_compress_size: tensors with fewer entries, and those of rank below 2, are
+            sent uncompressed in both directions.
+        seed: seed of the compressor's random numbers.
         name: name of the optimizer.
 
     Attributes:
-        inner_optimizer: copy of `inner` whose config the server is given; its state
-            here stays empty. Its iterations are the server's clock.
+        inner_optimizer: copy of `inner` whose config is sent to the server. Its state
+            on the worker is unused; its `iterations` are the server's clock.
         velocity: variables, one per model variable, the local momentum; empty without
             momentum correction.
-        residual: variables, one per model variable of which no rows travel, accumulated
-            and not yet sent; empty without error feedback.
+        residual: variables, one per model variable that is not in `rows`, with the
+            entries accumulated and not yet sent; empty without error feedback.
 
     Raises:
-        ValueError: for settings that do not go together; without a server in
-            `TF_CONFIG`; within the scope of a strategy; at build time for variables
-            that a server cannot train.
+        ValueError: for incompatible settings, for a `TF_CONFIG` without a server, in
+            the scope of a strategy, and at build time for variables that a server
+            cannot train.
         RuntimeError: in the first step, if the server cannot be reached, or refuses
-            this worker as its model or settings differ from the first one's.
+            this worker because its model or settings differ from the first worker's.
     """
 
-    fixed = frozenset(SERVER_CONFIG_KEYS)
+    fixed = frozenset(_SETTINGS)
 
     def __init__(
         self,
@@ -147,10 +146,11 @@ class ServerOptimizer(OptimizerWrapper):
     ):
         validation.check_mode(mode, staleness, quorum)
         compressor = compressors.get(compressor)
-        validation.check_method(compressor)
+        validation.check_compressor(compressor)
         validation.check_pull(pull, pull_sparsity, compressor)
-        by = correction, correction_strength
-        validation.check_correction(*by, mode, staleness, pull)
+        validation.check_correction(
+            correction, correction_strength, mode, staleness, pull
+        )
         feedback = common.uses_error_feedback(compressor, error_feedback)
         common.check_momentum_correction(bool(momentum_correction), feedback)
         common.check_min_compress_size(min_compress_size)
@@ -159,14 +159,14 @@ class ServerOptimizer(OptimizerWrapper):
         common.check_one_momentum(compressor, inner)
         validation.check_inner(inner, compressor)
         rows = embedding_tables.check_table_settings(rows, inner, mode, correction)
-        corrects = momentum_correction
-        if corrects is None:
-            corrects = feedback and not compressor.lossless
-        rule, hyperparameters = extract_hyperparameters(inner, bool(corrects))
-        task = process.find_task()
+        corrects_momentum = momentum_correction
+        if corrects_momentum is None:
+            corrects_momentum = feedback and not compressor.lossless
+        inner, hyperparameters = extract_hyperparameters(inner, bool(corrects_momentum))
+        task = process.find_worker_task()
         if task:
             validation.check_backup(mode, quorum, feedback, task.num_workers)
-        super().__init__(rule, hyperparameters, name, tf.distribute.get_strategy())
+        super().__init__(inner, hyperparameters, name, tf.distribute.get_strategy())
         self._task = task
         self.own_backup = f"worker-{task.worker}" if task else ""
         self.mode = mode
@@ -188,16 +188,14 @@ class ServerOptimizer(OptimizerWrapper):
         self._counters: keras.Variable | None = None
         self._worker: ServerWorker | None = None
 
-    # --- before the first step ------------------------------------------------------
-
     def build(self, variables: Sequence[keras.Variable]) -> None:
-        """Create what stays on this worker.
+        """Create this worker's state.
 
         Args:
-            variables: model's trainable variables.
+            variables: the model's trainable variables.
 
         Raises:
-            ValueError: see the class.
+            ValueError: for variables that a server cannot train.
         """
         if self.built or self.skips_build(variables):
             return
@@ -207,39 +205,57 @@ class ServerOptimizer(OptimizerWrapper):
             return
         common.check_variables(variables)
         validation.check_variables(variables)
-        validation.check_number(self._task, variables)
+        validation.check_num_variables(self._task, variables)
         self.check_copies()
         with keras_optimizers.tracked():
-            tables = embedding_tables.find_tables(
+            is_table = embedding_tables.find_tables(
                 self.rows, variables, self.inner_optimizer
             )
-            plain = [v for v, t in zip(variables, tables, strict=True) if not t]
-            worker_state = create_worker_memory(
-                self, plain, self._hyperparameters.momentum
+            worker_state = self._create_worker_state(
+                [v for v, table in zip(variables, is_table, strict=True) if not table]
             )
             keras_optimizers.remember_variables(self, variables)
-            # Keras saves what is an attribute of the optimizer.
+            # Keras saves the attributes of the optimizer.
             self._counters = worker_state.counters
             self.residual = list(worker_state.residual)
             self.velocity = list(worker_state.velocity)
         self._worker = ServerWorker(
-            self, variables, tables, worker_state, self._hyperparameters, self._task
+            self, variables, is_table, worker_state, self._hyperparameters, self._task
+        )
+
+    def _create_worker_state(self, variables: Sequence[keras.Variable]) -> WorkerState:
+        feedback = common.uses_error_feedback(self.compressor, self.error_feedback)
+        tensors = [
+            state.tensor_spec(
+                variable,
+                state.is_small(variable, self.min_compress_size),
+                feedback,
+                self.num_workers,
+            )
+            for variable in variables
+        ]
+        return create_worker_state(
+            tensors,
+            self.compressor,
+            keeps_residual=feedback,
+            keeps_velocity=bool(self._hyperparameters.momentum),
+            keeps_second_moment=False,
+            keeps_largest_moment=False,
+            tracks_staleness=False,
         )
 
     def join(self) -> None:
-        """Take part now: give the server what it needs, and take its weights.
+        """Join the run: send the model spec and set the variables to the server's.
 
-        The first step does so by itself, within `fit` before it runs. Call this before
-        a loop of your own that takes eager steps, of which the first would begin with
-        this worker's own weights; the optimizer must be built.
+        The first step joins by itself, in `fit` before it runs. Call this before a
+        custom loop that takes eager steps: its first step would otherwise compute
+        gradients with this worker's own weights. The optimizer must be built.
 
         Raises:
-            RuntimeError: see the class.
+            RuntimeError: if the server cannot be reached, or refuses this worker.
             ValueError: before the optimizer is built.
         """
         self._built_worker("join").join()
-
-    # --- in every step --------------------------------------------------------------
 
     @tf.autograph.experimental.do_not_convert
     def apply(self, grads: Any, trainable_variables: Any = None) -> None:
@@ -248,31 +264,30 @@ class ServerOptimizer(OptimizerWrapper):
         Args:
             grads: one gradient per variable, a tensor or `tf.IndexedSlices`, of the
                 mean over this worker's batch.
-            trainable_variables: the variables; the optimizer is built for those of the
-                first call.
+            trainable_variables: the variables; the first call builds the optimizer for
+                them.
 
         Raises:
-            ValueError: for variables the optimizer was not built with, and without a
-                gradient; within XLA.
+            ValueError: for variables the optimizer was not built with, for variables
+                without a gradient, and in XLA.
             tf.errors.InvalidArgumentError: when run, if the server cannot be reached
                 within `TF_DGC_TIMEOUT` seconds, or refuses this worker.
         """
         validation.check_not_compiled()
-        found = gradients.match_gradients(self, grads, trainable_variables)
-        grads, variables = gradients.add_repeated(*found)
+        grads, variables = gradients.add_repeated(
+            *gradients.match_gradients(self, grads, trainable_variables)
+        )
         if not grads:
             return
         worker = self._built_worker("apply")
-        validation.check_gradients(len(grads), worker.variables)
+        validation.check_num_gradients(len(grads), worker.variables)
         with tf.init_scope():
             worker.join()
         with tf.name_scope(self.name):
             worker.step(grads, variables)
 
-    # --- outside of steps -----------------------------------------------------------
-
     def pull_weights(self) -> None:
-        """Set the model's variables to the server's weights as they are now.
+        """Set the model's variables to the server's current weights.
 
         Raises:
             ValueError: before the optimizer is built.
@@ -281,14 +296,14 @@ class ServerOptimizer(OptimizerWrapper):
         self._built_worker("pull_weights").pull()
 
     def leave(self) -> None:
-        """Take part no longer, as at the process's end, or when another one begins."""
+        """Leave the run, as at the process's end or when another optimizer joins."""
         if self._worker is not None:
             self._worker.leave()
 
-    def _built_worker(self, what: str) -> ServerWorker:
+    def _built_worker(self, method: str) -> ServerWorker:
         if self._worker is None:
             raise ValueError(
-                f"`{what}` needs a built optimizer: call "
+                f"`{method}` needs a built optimizer: call "
                 "`optimizer.build(model.trainable_variables)` before. "
                 f"Received: {self!r}"
             )
@@ -296,22 +311,26 @@ class ServerOptimizer(OptimizerWrapper):
 
     @property
     def num_workers(self) -> int:
-        """Workers that `TF_CONFIG` names, N; 1 without a cluster."""
+        """Number of workers in `TF_CONFIG`, N; 1 without a cluster."""
         return self._task.num_workers if self._task else 1
 
     @property
     def stats(self) -> metrics.CompressionStats:
-        """What this worker pushed so far and in the last step."""
+        """What this worker pushed, in total and in the last step."""
         return metrics.read_stats(self._counters, "server")
 
     @property
     def bytes_per_pull(self) -> int:
-        """Bytes of weights of a step, of rows of the last; 0 before it is built."""
+        """Bytes of weights pulled in a step, of rows in the last step; 0 if unbuilt."""
         return self._worker.bytes_per_pull if self._worker else 0
 
     def collect_config(self, serialize: Serialize) -> dict[str, Any]:
-        """Return the constructor's arguments: see `OptimizerWrapper`."""
-        return server_config_of(self, serialize)
+        """Return the constructor's arguments, with the current learning rate."""
+        return {
+            "name": self.name,
+            "inner": self.inner_config(serialize),
+            **{name: serialize(getattr(self, name)) for name in _SETTINGS},
+        }
 
     @classmethod
     def from_config(

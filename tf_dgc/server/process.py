@@ -1,4 +1,4 @@
-"""The server's process: listens where it is told, and serves until all have left."""
+"""The server's process: listens, and serves until all workers have left."""
 
 import contextlib
 import hmac
@@ -7,7 +7,7 @@ import socket
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator
 from typing import Any, NoReturn, Protocol
 
 import numpy as np
@@ -20,453 +20,61 @@ from tf_dgc.server.checkpoint import ServerCheckpoint
 from tf_dgc.server.messages import (
     REPLY,
     REQUEST,
-    DamagedError,
+    InvalidMessageError,
     Kind,
     Push,
-    Status,
     add_frame,
-    brief,
-    head_of,
+    decode_text,
+    frame_refusal,
+    read_head,
     remove_frame,
     secret_words,
-    to_body,
-    to_text,
+    summarize_error,
 )
-from tf_dgc.server.service import Admission, Service
+from tf_dgc.server.service import Service
 from tf_dgc.server.sessions import Limits, Member, WorkerSession
 from tf_dgc.server.tasks import Task
 from tf_dgc.server.worker import LEFT_RUN
 
-# --- Runs: what workers train one after the other, each with a service of its own.
-
-
-class TrainingRuns:
-    """Serves what workers train with the first `ServerOptimizer` of their processes.
-
-    And with the second, and so on. A worker takes part in one run at a time: that it
-    joins a later one ends its part in those before, in which others may still be.
-
-    Args:
-        num_workers: number of workers, N.
-        shard: index of this server, and number of servers.
-        limits: seconds that are waited.
-        say: function that is given lines of the log.
-        saved: checkpoint of the first run, and where those of others are; or None.
-    """
-
-    def __init__(
-        self,
-        num_workers: int,
-        shard: tuple[int, int],
-        limits: Limits,
-        say: Callable[[str], None],
-        saved: ServerCheckpoint | None,
-    ):
-        self._cluster = num_workers, shard
-        self._limits, self._say, self._saved = limits, say, saved
-        self._services: dict[int, Service] = {}  # by run, but for those that are done
-        self._files: dict[int, ServerCheckpoint] = {}
-        self._begun: set[int] = set()
-        self._left: set[int] = set()  # incarnations that take part no longer
-
-    def service(self, run: int) -> Service:
-        """Return what serves a run; it goes on from its checkpoint, if there is one.
-
-        Args:
-            run: number of the run, from 0.
-
-        Raises:
-            RuntimeError: if the checkpoint cannot be read.
-        """
-        if run not in self._services:
-            say = _named(self._say, run)
-            service = Service(Admission(*self._cluster), self._limits, say)
-            if self._saved is not None:
-                self._files[run] = self._saved.of_run(run, say)
-                self._files[run].restore(service)
-            self._services[run] = service
-        return self._services[run]
-
-    def __iter__(self) -> Iterator[Service]:
-        return iter(list(self._services.values()))
-
-    # --- members --------------------------------------------------------------------
-
-    def find(self, head: Any) -> tuple[Service, Member] | None:
-        """Return the member that a message is from, and its service; or None."""
-        found = ((s, s.members.find(head)) for s in self)
-        return next(((s, member) for s, member in found if member is not None), None)
-
-    def of_worker(self, worker: int) -> Iterable[tuple[int, Member]]:
-        """Return the run that a worker takes part in, and its member; in a list."""
-        pairs = list(self._services.items())
-        return [(run, s.members[worker]) for run, s in pairs if worker in s.members]
-
-    def admit(self, member: Member, body: np.ndarray, now: float) -> None:
-        """Let a process take part in the run that it names, as `Service.admit` does."""
-        run = _run_of(body)
-        service = self.service(run)
-        try:
-            service.admit(member, body, now)
-        finally:
-            if run and service.handed is None:  # the first one stays
-                del self._services[run]
-        if service.members.get(member.worker) is member:
-            self._begun.add(run)
-            self._end_others(run, member.worker)
-
-    def _end_others(self, run: int, worker: int) -> None:
-        """End a worker's part in other runs; its process has come to this one.
-
-        One that comes to an earlier run is another process, which was started again.
-        """
-        for other, member in self.of_worker(worker):
-            if other < run:
-                reason = "has left, to begin another run"
-                self._services[other].drop(member, reason, orderly=True)
-                self._left.add(member.session.incarnation)
-            elif other > run:
-                self._services[other].drop(member, "is replaced by another process")
-
-    def leave(self, service: Service, member: Member, reason: str) -> None:
-        """Let a process leave, in order or with an error.
-
-        Args:
-            service: service that it takes part in.
-            member: member that leaves.
-            reason: error that ends the process; "" for none.
-        """
-        said = f"ended with {reason}" if reason else "has left"
-        service.drop(member, said, orderly=not reason)
-        self._left.add(member.session.incarnation)
-
-    def expel(self, member: Member, reason: str) -> None:
-        """Let a process take part no longer, or not begin to; the others go on.
-
-        Args:
-            member: member that it is, or was to be.
-            reason: reason, behind its name.
-        """
-        for service in self:
-            service.drop(member, reason)
-        member.refuse(f"worker {member.worker} {reason}")
-
-    def has_left(self, incarnation: int) -> bool:
-        """Whether this process's optimizer took part, and has left."""
-        return incarnation in self._left
-
-    # --- after every message, and from time to time ---------------------------------
-
-    def settle(self, now: float) -> None:
-        """Do what is due by now; forget the runs that are done.
-
-        Args:
-            now: time, in seconds.
-        """
-        for run, service in list(self._services.items()):
-            service.settle(now)
-            if run in self._files:
-                self._files[run].write_if_due(service)
-            if service.is_done:
-                self._end(run)
-
-    def forgive(self, seconds: float) -> None:
-        """Let time in which nobody was heard count against no one."""
-        for service in self:
-            service.members.forgive(seconds)
-
-    def is_over(self, now: float) -> bool:
-        """Whether all that were begun are over, and nobody takes part in any.
-
-        Args:
-            now: time, in seconds.
-        """
-        if any(service.members for service in self):
-            return False
-        going = [s for run, s in self._services.items() if run in self._begun]
-        return bool(self._begun) and all(service.is_over(now) for service in going)
-
-    def end(self) -> None:
-        """End what is left, with the checkpoints of what is not done."""
-        for run in list(self._services):
-            self._end(run)
-
-    def _end(self, run: int) -> None:
-        service = self._services.pop(run)
-        if run in self._files:
-            self._files.pop(run).end(service)
-        _named(self._say, run)(service.summary())
-
-
-def _named(say: Callable[[str], None], run: int) -> Callable[[str], None]:
-    """Return what prints lines of a run's log, which name all but the first one."""
-    return (lambda line: say(f"run {run + 1}: {line}")) if run else say
-
-
-def _run_of(body: np.ndarray) -> int:
-    """Return the run that a process names; the first one, which refuses it, if none."""
-    try:
-        run = validation.parse_request(body)["run"]
-    except (KeyError, TypeError, ValueError):
-        return 0
-    return run if isinstance(run, int) and 0 <= run < validation.MAX_RUNS else 0
-
-
-# --- The server's loop: takes messages, refuses what is none, and answers each once.
-
-
-class Transport(Protocol):
-    """What takes messages and returns replies, as `rpc.Server` does."""
-
-    def take(self) -> tuple[int, np.ndarray]:
-        """Wait for a message, or for anything else; return slot, or -1, and words."""
-
-    def answer(self, slot: int, words: np.ndarray) -> None:
-        """Return words to the oldest message of a slot."""
-
-
-class ServerLoop:
-    """Serves models, or shards of them, to workers, until all that came have left.
-
-    Worker i has two slots: i for its steps, N + i for signs of life, also while a step
-    waits.
-
-    Args:
-        transport: source of messages.
-        num_workers: number of workers, N.
-        limits: seconds that are waited.
-        secret: text that all processes share, or None for that of `TF_DGC_SECRET`.
-        say: function that is given lines of the log.
-        now: function that returns the time, in seconds.
-        saved: checkpoint that is written, and gone on from; None for none.
-        shard: index of this server, and number of servers.
-
-    Attributes:
-        runs: services that do what is asked for.
-    """
-
-    def __init__(
-        self,
-        transport: Transport,
-        num_workers: int,
-        limits: Limits,
-        secret: str | None = None,
-        say: Callable[[str], None] = print,
-        now: Callable[[], float] = time.monotonic,
-        saved: ServerCheckpoint | None = None,
-        shard: tuple[int, int] = (0, 1),
-    ):
-        self.runs = TrainingRuns(num_workers, shard, limits, say, saved)
-        self._transport, self._num_workers = transport, num_workers
-        self._newcomers: dict[int, WorkerSession] = {}  # by worker; not yet let in
-        self._secret = np.array(secret_words(secret), "<i4").tobytes()
-        self._say, self._now = say, now
-
-    def run(self) -> None:
-        """Serve until it is over.
-
-        Raises:
-            RuntimeError: if the first run's checkpoint cannot be read.
-        """
-        self.runs.service(0)
-        while not self.runs.is_over(self._now()):
-            slot, words = self._transport.take()
-            begin = self._now()
-            if slot >= 0:
-                self._take(slot, words)
-            self.runs.settle(self._now())
-            # Meanwhile signs of life have come, and nobody has taken them.
-            self.runs.forgive(self._now() - begin)
-        self.runs.end()
-
-    def _take(self, slot: int, words: np.ndarray) -> None:
-        """Take a message of a slot, which gets one reply."""
-        try:
-            head, body = remove_frame(REQUEST, words)
-            kind = self._check(slot, head)
-        except DamagedError as error:
-            worker = slot % self._num_workers
-            reason = f"a message in the name of worker {worker} is refused: {error}"
-            self._say(reason)
-            self._refuse(slot, reason, head_of(words))
-            return
-        found = self.runs.find(head)
-        if found is not None:
-            found[1].seen = self._now()
-        if kind in (Kind.BEAT, Kind.LEAVE):
-            self._take_sign(slot, head, body, found)
-        elif found is not None:
-            self._take_step(*found, head, body)
-        else:
-            self._take_newcomer(slot, head, body)
-
-    def _refuse(self, slot: int, reason: str, head: Any) -> None:
-        """Answer who is not, or no longer, known in a slot that may be another's."""
-        self._make_way(slot)
-        fields = {"status": Status.REFUSED, **_address(head)}
-        self._transport.answer(
-            slot, add_frame(REPLY, to_body(reason), parts=1, **fields)
-        )
-
-    def _make_way(self, slot: int) -> None:
-        for _, member in self.runs.of_worker(slot):
-            member.session.make_way()
-
-    def _check(self, slot: int, head: Any) -> Kind:
-        """Return the kind of a message.
-
-        Raises:
-            DamagedError: if it is of no kind, has another secret or is in another
-                worker's name.
-        """
-        if not hmac.compare_digest(head["secret"].tobytes(), self._secret):
-            raise DamagedError(
-                "its secret is another one (environment variable TF_DGC_SECRET)"
-            )
-        kinds = set(map(int, Kind))
-        if head["kind"] not in kinds:
-            raise DamagedError(f"its kind, {head['kind']}, is unknown")
-        kind = Kind(head["kind"])
-        own = int(head["worker"]) + self._num_workers * (
-            kind in (Kind.BEAT, Kind.LEAVE)
-        )
-        if slot != own:
-            raise DamagedError(f"it says that it is of worker {head['worker']}")
-        return kind
-
-    def _take_sign(
-        self,
-        slot: int,
-        head: Any,
-        body: np.ndarray,
-        found: tuple[Service, Member] | None,
-    ) -> None:
-        if found is not None and head["kind"] == Kind.LEAVE:
-            self.runs.leave(*found, to_text(body))
-        elif found is not None and body.any():
-            found[1].worked = self._now()
-        nothing = np.zeros([0], np.int32)
-        self._transport.answer(
-            slot, add_frame(REPLY, nothing, parts=1, **_address(head))
-        )
-
-    def _take_step(
-        self, service: Service, member: Member, head: Any, body: np.ndarray
-    ) -> None:
-        kind = Kind(head["kind"])
-        whole = member.session.take(head, body, service.most_words(kind))
-        if whole is not None:
-            with self._expelling(member):
-                self._do(service, member, head, whole)
-
-    def _do(
-        self, service: Service, member: Member, head: Any, whole: np.ndarray
-    ) -> None:
-        kind = Kind(head["kind"])
-        if kind == Kind.PUSH:
-            push = Push(whole, member.worker, int(head["step"]))
-            wrong = service.push(member, push, float(head["rate"]))
-            if wrong:
-                member.refuse(wrong)
-                return
-        service.do(member, kind, whole, self._now())
-
-    def _take_newcomer(self, slot: int, head: Any, body: np.ndarray) -> None:
-        """Take a message of a process that does not take part.
-
-        One of the same worker that does goes on until this one is let in.
-        """
-        if head["kind"] != Kind.JOIN:
-            reason = (
-                f"The server does not know this process of worker {slot}: it "
-                "has dropped it, as it did not respond or another one took its place, "
-                "or was itself started again. Start the worker again."
-            )
-            if self.runs.has_left(int(head["incarnation"])):
-                reason = LEFT_RUN
-            self._refuse(slot, reason, head)
-            return
-        self._make_way(slot)
-        session = self._newcomers.get(slot)
-        if session is None or session.incarnation != head["incarnation"]:
-            session = self._newcomers[slot] = self._session(slot, head)
-        whole = session.take(head, body, validation.max_words(Kind.JOIN, 0))
-        if whole is not None:
-            del self._newcomers[slot]
-            member = Member(slot, session, self._now())
-            with self._expelling(member):
-                self.runs.admit(member, whole, self._now())
-
-    @contextlib.contextmanager
-    def _expelling(self, member: Member) -> Iterator[None]:
-        """Let an error that a message brings about end its sender's part alone."""
-        try:
-            yield
-        except Exception as error:
-            reason = f"cannot go on: {brief(error)}"
-            self._say(f"worker {member.worker} {reason}")
-            self.runs.expel(member, reason)
-
-    def _session(self, slot: int, head: Any) -> WorkerSession:
-        def send(words: np.ndarray) -> None:
-            self._transport.answer(slot, words)
-
-        return WorkerSession(int(head["incarnation"]), int(head["number"]) - 1, send)
-
-
-def _address(head: Any) -> dict[str, Any]:
-    """Return the fields of a reply to a message, by which its sender knows it."""
-    return {name: head[name] for name in ("incarnation", "number")}
-
-
 _WAKE_SECONDS = 0.2
 
 
-def find_task() -> Task | None:
-    """Return this process's task; serve, if it is the server, and end the process.
+def find_worker_task() -> Task | None:
+    """Return this worker's task; in a server, serve and end the process.
 
-    None outside of a cluster, while a saved model is loaded.
+    Returns None outside of a cluster while a saved model is loaded.
     """
     if tf_config.is_loading() and not tasks.is_cluster():
         return None
     task = tasks.find_task()
     if task.worker is None:
-        listened = serve(task)
-        leave_server(listened)
+        serve_and_exit(task)
     return task
 
 
-def leave_server(listened: rpc.Server) -> NoReturn:
-    """End this process, in order, while what listened still exists.
-
-    Whoever destroys that waits for all who called, also for a process that was stopped
-    and reads no reply.
-
-    Args:
-        listened: result of `serve`.
-    """
-    del listened  # a caller has it too
+def serve_and_exit(task: Task) -> NoReturn:
+    """Serve the workers of a cluster, then end this process."""
+    # The transport's destructor would wait for all callers, including stopped
+    # processes that read no reply, so the process ends while it still exists.
+    _transport = serve(task)
     sys.stdout.flush()
     sys.stderr.flush()
     os._exit(0)
 
 
 def serve(task: Task) -> rpc.Server:
-    """Serve the workers of a cluster, and return when they have left.
-
-    Args:
-        task: this process's task, a server.
+    """Serve the workers of a cluster until they have left.
 
     Returns:
-        What listened; see `leave`.
+        The transport, which the caller must keep: see `serve_and_exit`.
 
     Raises:
-        RuntimeError: if it cannot listen on its address, write its checkpoint, or go
-            on from it.
+        RuntimeError: if the server cannot listen on its address, write its checkpoint,
+            or resume from it.
         ValueError: for an environment variable that is not a number of seconds.
     """
-    limits, say = Limits.of_environment(), _speaker(*task.shard)
-    saved = ServerCheckpoint.of_environment(say, task.shard)
+    limits, log = Limits.from_environment(), _logger(*task.shard)
+    checkpoint = ServerCheckpoint.from_environment(log, task.shard)
     try:
         _try_to_bind(task.server)
         transport = rpc.Server(task.server, 2 * task.num_workers)
@@ -474,14 +82,20 @@ def serve(task: Task) -> rpc.Server:
         raise RuntimeError(
             f"tf_dgc: the server cannot listen on {task.server}: {error}"
         ) from error
-    say(f"listens on {task.server}, for {task.num_workers} workers")
-    if not (task.is_loopback or any(messages.secret_words())):
-        say(
-            "WARNING: whoever reaches this address can train the model. Set the same "
-            f"{messages.SECRET_VARIABLE} for all processes (docs/server.md)."
+    log(f"listens on {task.server}, for {task.num_workers} workers")
+    if not (task.is_loopback or any(secret_words())):
+        log(
+            "WARNING: anyone who can reach this address can train the model. Set the "
+            f"same {messages.SECRET_VARIABLE} for all processes (docs/server.md)."
         )
-    given = transport, task.num_workers, limits
-    loop = ServerLoop(*given, say=say, saved=saved, shard=task.shard)
+    loop = ServerLoop(
+        transport,
+        task.num_workers,
+        limits,
+        log=log,
+        checkpoint=checkpoint,
+        shard=task.shard,
+    )
     done = threading.Event()
     waker = threading.Thread(target=_wake, args=(transport, done), daemon=True)
     waker.start()
@@ -494,30 +108,361 @@ def serve(task: Task) -> rpc.Server:
 
 
 def _try_to_bind(address: str) -> None:
-    """Raise `OSError` or `ValueError` if nobody can listen there, as TensorFlow waits.
+    """Raise `OSError` or `ValueError` for an unusable address, where TensorFlow waits.
 
-    As its servers do, with `SO_REUSEADDR`: a port that `tf-dgc run` holds is free.
+    Uses `SO_REUSEADDR` as TensorFlow's servers do: a port that `tf-dgc run` holds is
+    free.
     """
     host, _, port = address.rpartition(":")
-    family, kind, *_, place = socket.getaddrinfo(
+    family, kind, *_, location = socket.getaddrinfo(
         host.strip("[]"), int(port), type=socket.SOCK_STREAM
     )[0]
-    with socket.socket(family, kind) as tried:
-        tried.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        tried.bind(place)
+    with socket.socket(family, kind) as probe:
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        probe.bind(location)
 
 
 def _wake(transport: rpc.Server, done: threading.Event) -> None:
-    """Let the loop look at the time, again and again."""
+    """Wake the loop periodically, so that it checks its time limits."""
     while not done.wait(_WAKE_SECONDS):
         transport.wake()
 
 
-def _speaker(index: int, number: int) -> Callable[[str], None]:
-    """Return what prints lines of the log."""
-    name = "server" if number == 1 else f"server {index} of {number}"
+def _logger(index: int, num_servers: int) -> Callable[[str], None]:
+    """Return a function that prints a line of the log."""
+    name = "server" if num_servers == 1 else f"server {index} of {num_servers}"
 
-    def say(line: str) -> None:
+    def log(line: str) -> None:
         print(f"tf_dgc {name}: {line}", flush=True)
 
-    return say
+    return log
+
+
+class Transport(Protocol):
+    """Receives messages and sends replies; `rpc.Server` is one."""
+
+    def take(self) -> tuple[int, np.ndarray]:
+        """Wait for a message or a wake-up; return its slot, -1 for none, and words."""
+
+    def answer(self, slot: int, words: np.ndarray) -> None:
+        """Reply to the oldest message of a slot."""
+
+
+class ServerLoop:
+    """Receives messages, rejects malformed ones, and answers each exactly once.
+
+    Worker i has two slots: slot i for its steps, and slot N + i for heartbeats, also
+    while a step waits.
+
+    Args:
+        transport: source of messages.
+        num_workers: number of workers, N.
+        limits: time limits.
+        secret: text that all processes share, or None for that of `TF_DGC_SECRET`.
+        log: function that prints a line of the log.
+        now: function that returns the time, in seconds.
+        checkpoint: checkpoint to write and to resume from; None for none.
+        shard: index of this server and number of servers.
+    """
+
+    def __init__(
+        self,
+        transport: Transport,
+        num_workers: int,
+        limits: Limits,
+        secret: str | None = None,
+        log: Callable[[str], None] = print,
+        now: Callable[[], float] = time.monotonic,
+        checkpoint: ServerCheckpoint | None = None,
+        shard: tuple[int, int] = (0, 1),
+    ):
+        self.runs = TrainingRuns(num_workers, shard, limits, log, checkpoint)
+        self._transport, self._num_workers = transport, num_workers
+        self._newcomers: dict[int, WorkerSession] = {}  # by worker, not yet admitted
+        self._secret = np.array(secret_words(secret), "<i4").tobytes()
+        self._log, self._now = log, now
+
+    def run(self) -> None:
+        """Serve until all runs are over.
+
+        Raises:
+            RuntimeError: if the first run's checkpoint cannot be read.
+        """
+        self.runs.service(0)
+        while not self.runs.is_over(self._now()):
+            slot, words = self._transport.take()
+            begin = self._now()
+            if slot >= 0:
+                self._receive(slot, words)
+            self.runs.advance(self._now())
+            # Heartbeats that came meanwhile have not been received yet.
+            self.runs.extend_leases(self._now() - begin)
+        self.runs.close()
+
+    def _receive(self, slot: int, words: np.ndarray) -> None:
+        """Receive a message of a slot and reply to it once."""
+        try:
+            head, body = remove_frame(REQUEST, words)
+            kind = self._check(slot, head)
+        except InvalidMessageError as error:
+            worker = slot % self._num_workers
+            reason = f"a message in the name of worker {worker} is refused: {error}"
+            self._log(reason)
+            self._refuse(slot, reason, read_head(words))
+            return
+        found = self.runs.find(head)
+        if found is None:
+            if kind in (Kind.HEARTBEAT, Kind.LEAVE):
+                self._acknowledge(slot, head)
+            else:
+                self._receive_newcomer(slot, head, body)
+            return
+        service, member = found
+        member.last_seen = self._now()
+        if kind == Kind.LEAVE:
+            self.runs.leave(service, member, decode_text(body))
+            self._acknowledge(slot, head)
+        elif kind == Kind.HEARTBEAT:
+            if body.any():
+                member.last_busy = self._now()
+            self._acknowledge(slot, head)
+        else:
+            whole = member.session.receive(head, body, service.max_words(kind))
+            if whole is not None:
+                with self._expel_on_error(member):
+                    self._handle(service, member, head, whole)
+
+    def _check(self, slot: int, head: Any) -> Kind:
+        """Return the kind of a message."""
+        if not hmac.compare_digest(head["secret"].tobytes(), self._secret):
+            raise InvalidMessageError(
+                "its secret differs (environment variable TF_DGC_SECRET)"
+            )
+        if head["kind"] not in set(map(int, Kind)):
+            raise InvalidMessageError(f"its kind, {head['kind']}, is unknown")
+        kind = Kind(head["kind"])
+        expected = int(head["worker"])
+        if kind in (Kind.HEARTBEAT, Kind.LEAVE):
+            expected += self._num_workers
+        if slot != expected:
+            raise InvalidMessageError(f"it says that it is of worker {head['worker']}")
+        return kind
+
+    def _handle(
+        self, service: Service, member: Member, head: Any, body: np.ndarray
+    ) -> None:
+        """Handle a whole request of a member."""
+        kind = Kind(head["kind"])
+        if kind == Kind.PUSH:
+            push = Push(body, member.worker, int(head["step"]))
+            error = service.push(member, push, float(head["rate"]))
+            if error:
+                member.refuse(error)
+                return
+        service.handle(member, kind, body, self._now())
+
+    def _receive_newcomer(self, slot: int, head: Any, body: np.ndarray) -> None:
+        """Receive a message of a process that does not take part.
+
+        Another process of the same worker continues until this one is admitted.
+        """
+        if head["kind"] != Kind.JOIN:
+            reason = (
+                f"The server does not know this process of worker {slot}: the server "
+                "dropped it because it did not respond or another process took its "
+                "place, or the server was restarted. Start the worker again."
+            )
+            if self.runs.has_left(int(head["incarnation"])):
+                reason = LEFT_RUN
+            self._refuse(slot, reason, head)
+            return
+        self._reply_wait(slot)
+        session = self._newcomers.get(slot)
+        if session is None or session.incarnation != head["incarnation"]:
+            session = self._newcomers[slot] = self._create_session(slot, head)
+        whole = session.receive(head, body, validation.max_words(Kind.JOIN, 0))
+        if whole is not None:
+            del self._newcomers[slot]
+            member = Member(slot, session, self._now())
+            with self._expel_on_error(member):
+                self.runs.admit(member, whole, self._now())
+
+    def _create_session(self, slot: int, head: Any) -> WorkerSession:
+        def send(words: np.ndarray) -> None:
+            self._transport.answer(slot, words)
+
+        return WorkerSession(int(head["incarnation"]), int(head["number"]) - 1, send)
+
+    def _acknowledge(self, slot: int, head: Any) -> None:
+        words = add_frame(
+            REPLY,
+            np.zeros([0], np.int32),
+            parts=1,
+            incarnation=head["incarnation"],
+            number=head["number"],
+        )
+        self._transport.answer(slot, words)
+
+    def _refuse(self, slot: int, reason: str, head: Any) -> None:
+        """Refuse a message of a process that has no session."""
+        self._reply_wait(slot)
+        self._transport.answer(slot, frame_refusal(head, reason))
+
+    def _reply_wait(self, slot: int) -> None:
+        """Let a member that waits in a slot poll; see `WorkerSession.reply_wait`."""
+        for _, member in self.runs.memberships(slot):
+            member.session.reply_wait()
+
+    @contextlib.contextmanager
+    def _expel_on_error(self, member: Member) -> Iterator[None]:
+        """Expel the sender of a message that causes an error; the others continue."""
+        try:
+            yield
+        except Exception as error:
+            reason = f"cannot continue: {summarize_error(error)}"
+            self._log(f"worker {member.worker} {reason}")
+            self.runs.expel(member, reason)
+
+
+class TrainingRuns:
+    """Services of the runs of a cluster.
+
+    The workers' first `ServerOptimizer`s form run 0, their second ones run 1, and so
+    on. A worker takes part in one run at a time: joining a later run ends its part in
+    the earlier ones, in which other workers may still train.
+    """
+
+    def __init__(
+        self,
+        num_workers: int,
+        shard: tuple[int, int],
+        limits: Limits,
+        log: Callable[[str], None],
+        checkpoint: ServerCheckpoint | None,
+    ):
+        self._num_workers, self._shard = num_workers, shard
+        self._limits, self._log, self._checkpoint = limits, log, checkpoint
+        self._services: dict[int, Service] = {}  # by run, without finished ones
+        self._checkpoints: dict[int, ServerCheckpoint] = {}  # by run
+        self._joined_runs: set[int] = set()
+        self._left: set[int] = set()  # incarnations of processes that have left
+
+    def service(self, run: int) -> Service:
+        """Return the service of a run, resumed from its checkpoint if there is one.
+
+        Raises:
+            RuntimeError: if the checkpoint cannot be read.
+        """
+        if run not in self._services:
+            log = self._logger(run)
+            service = Service(self._num_workers, self._shard, self._limits, log)
+            if self._checkpoint is not None:
+                self._checkpoints[run] = self._checkpoint.for_run(run, log)
+                self._checkpoints[run].restore(service)
+            self._services[run] = service
+        return self._services[run]
+
+    def __iter__(self) -> Iterator[Service]:
+        return iter(list(self._services.values()))
+
+    def _logger(self, run: int) -> Callable[[str], None]:
+        """Return a log whose lines name the run, except the first run."""
+        if run == 0:
+            return self._log
+        return lambda line: self._log(f"run {run + 1}: {line}")
+
+    def find(self, head: Any) -> tuple[Service, Member] | None:
+        """Return the member that sent a message and its service, or None."""
+        for service in self:
+            member = service.members.find(head)
+            if member is not None:
+                return service, member
+        return None
+
+    def memberships(self, worker: int) -> list[tuple[int, Member]]:
+        """Return the runs in which a worker takes part, with its member."""
+        return [
+            (run, service.members[worker])
+            for run, service in self._services.items()
+            if worker in service.members
+        ]
+
+    def admit(self, member: Member, body: np.ndarray, now: float) -> None:
+        """Let a process take part in the run of its model spec; see `Service.admit`."""
+        run = _requested_run(body)
+        service = self.service(run)
+        try:
+            service.admit(member, body, now)
+        finally:
+            if run and service.spec is None:
+                del self._services[run]
+        if service.members.get(member.worker) is member:
+            self._joined_runs.add(run)
+            self._end_other_memberships(run, member.worker)
+
+    def _end_other_memberships(self, run: int, worker: int) -> None:
+        for other, member in self.memberships(worker):
+            if other < run:
+                self._services[other].drop(
+                    member, "has left, to begin another run", is_finished=True
+                )
+                self._left.add(member.session.incarnation)
+            elif other > run:  # the worker was restarted
+                self._services[other].drop(member, "is replaced by another process")
+
+    def leave(self, service: Service, member: Member, error: str) -> None:
+        """Let a member leave."""
+        reason = f"ended with {error}" if error else "has left"
+        service.drop(member, reason, is_finished=not error)
+        self._left.add(member.session.incarnation)
+
+    def expel(self, member: Member, reason: str) -> None:
+        """Drop a member from all runs, or refuse a process that is none yet."""
+        for service in self:
+            service.drop(member, reason)
+        member.refuse(f"worker {member.worker} {reason}")
+
+    def has_left(self, incarnation: int) -> bool:
+        """Whether a process took part and has left."""
+        return incarnation in self._left
+
+    def advance(self, now: float) -> None:
+        """Advance all runs, write checkpoints that are due, and end finished runs."""
+        for run, service in list(self._services.items()):
+            service.advance(now)
+            if run in self._checkpoints:
+                self._checkpoints[run].write_if_due(service)
+            if service.is_finished:
+                self._end(run)
+
+    def extend_leases(self, seconds: float) -> None:
+        """Exclude from the leases a time in which the server received no messages."""
+        for service in self:
+            service.members.extend_leases(seconds)
+
+    def is_over(self, now: float) -> bool:
+        """Whether all runs that a worker joined are over."""
+        if any(service.members for service in self):
+            return False
+        joined = [s for run, s in self._services.items() if run in self._joined_runs]
+        return bool(self._joined_runs) and all(s.is_over(now) for s in joined)
+
+    def close(self) -> None:
+        """End all runs, writing checkpoints of unfinished ones."""
+        for run in list(self._services):
+            self._end(run)
+
+    def _end(self, run: int) -> None:
+        service = self._services.pop(run)
+        if run in self._checkpoints:
+            self._checkpoints.pop(run).end(service)
+        self._logger(run)(service.summary())
+
+
+def _requested_run(body: np.ndarray) -> int:
+    """Return the run of a model spec; run 0, which refuses it, for an invalid one."""
+    try:
+        run = validation.parse_request(body)["run"]
+    except (KeyError, TypeError, ValueError):
+        return 0
+    return run if isinstance(run, int) and 0 <= run < validation.MAX_RUNS else 0

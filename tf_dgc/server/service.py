@@ -1,15 +1,15 @@
-"""What requests do: who joins, what is applied when, and who is told what."""
+"""The service of one run: who joins, which pushes are applied, and all replies."""
 
 import json
 import math
 from collections.abc import Callable, Iterator, Sequence
-from typing import Any, cast
+from typing import cast
 
 import numpy as np
 
 from tf_dgc._versions import tf_dgc_version
 from tf_dgc.server import model_spec, validation
-from tf_dgc.server.messages import Kind, Push, Status, brief, to_body
+from tf_dgc.server.messages import Kind, Push, Status, encode_text, summarize_error
 from tf_dgc.server.model import RestoredModel, ServerModel, initial_model
 from tf_dgc.server.model_spec import ModelSpec, learning_rate_of
 from tf_dgc.server.sessions import (
@@ -21,482 +21,408 @@ from tf_dgc.server.sessions import (
     worker_names,
 )
 
-# --- Admission: who may take part. All must hand over the same.
-
-_SAME = (
-    "All workers must run the same version of tf_dgc, with the same model and settings"
+_RESTART = "End all workers and the server, and start them again"
+_RESTART_OR_CHANGE_MODE = (
+    f"{_RESTART}; or use a mode in which the other workers continue without one that "
+    'ends or does not join: "async", "ssp" or "backup".'
 )
 
 
-class Admission:
-    """Compares what workers hand over.
-
-    Args:
-        num_workers: number of workers, N.
-        shard: index of this server, and number of servers.
-
-    Attributes:
-        num_workers: number of workers, N.
-        handed: description that the first worker handed over; None before it has.
-        restored: checkpoint that the first worker is to go on from; None for none.
-    """
-
-    def __init__(self, num_workers: int, shard: tuple[int, int] = (0, 1)):
-        self.handed: ModelSpec | None = None
-        self.restored: RestoredModel | None = None
-        self.num_workers, self._shard = num_workers, shard
-
-    def read(self, body: np.ndarray, late: bool) -> tuple[Any, int, str | None]:
-        """Return what a worker hands over, its steps, and why it cannot be, or None.
-
-        Args:
-            body: words of it, int32 `[w]`.
-            late: whether others have begun; then a learning rate may be another one, as
-                callbacks change it.
-        """
-        handed = None
-        try:
-            handed = validation.parse_request(body)
-            steps = max(0, int(handed.pop("steps", 0)))
-            return handed, steps, self._why_not(handed, late)
-        except Exception as error:  # it may be anything
-            return handed, 0, f"it cannot be read ({brief(error)})"
-
-    def _why_not(self, handed: ModelSpec, late: bool) -> str | None:
-        different = self._differs(handed, late)
-        if different is not None:
-            return f"{different}. {_SAME}"
-        if self.handed is None and self.restored is not None:
-            return self.restored.difference(handed)
-        return None
-
-    def _differs(self, handed: ModelSpec, late: bool) -> str | None:
-        version = tf_dgc_version()
-        if handed["version"] != version:
-            return (
-                f"version is {handed['version']!r}, and the server is tf_dgc "
-                f"{version!r}"
-            )
-        if handed["num_workers"] != self.num_workers:
-            return (
-                f"num_workers is {handed['num_workers']}, and the server's TF_CONFIG "
-                f"names {self.num_workers}"
-            )
-        if handed["shard"] != list(self._shard):
-            here, there = self._shard, handed["shard"]
-            return (
-                f"it is for server {there[0]} of {there[1]}, and by its own TF_CONFIG "
-                f"this one is server {here[0]} of {here[1]}"
-            )
-        if self.handed is None:
-            validation.check_model_spec(handed)
-            return None
-        return model_spec.spec_difference(self.handed, handed, rates=not late)
-
-
-# --- Pushes that came: which are in time, which learning rate counts, what is applied.
-
-
-class PendingPushes:
-    """Pushes that have not been applied, and who they are from.
-
-    Args:
-        clock: clock that says which are due.
-        say: function that is given lines of the log.
-
-    Attributes:
-        late: number of those that came when their step had been taken.
-    """
-
-    def __init__(self, clock: StepClock, say: Callable[[str], None]):
-        self.late = 0
-        self._clock, self._say = clock, say
-        self._waiting: list[tuple[Push, Member]] = []
-        self._most = 0  # pushes of any process
-
-    def take(
-        self, member: Member, push: Push, rate: float, model: ServerModel
-    ) -> str | None:
-        """Take a push; return why there is no place for it, or None.
-
-        Args:
-            member: member that it is from.
-            push: push.
-            rate: learning rate of the worker, NaN if it has a schedule.
-            model: model that it is for.
-        """
-        if push.step > model.clock:
-            return (
-                f"a push of step {push.step} came at {model.clock}: the server was "
-                "started again, from a checkpoint"
-            )
-        if self._clock.staleness == 0 and push.step != model.clock:
-            return f"a push of step {push.step} came where all are of {model.clock}"
-        member.pushed += 1
-        self._most = max(self._most, member.pushed)
-        self._set_rate(member, rate, model)
-        member.late = self._clock.quorum is not None and push.step < model.clock
-        if member.late:
-            self.late += 1
-            return None
-        self._waiting.append((push, member))
-        self._clock.push(member.worker)
-        return None
-
-    def _set_rate(self, member: Member, rate: float, model: ServerModel) -> None:
-        """Set the learning rate, if it changed on a worker that is not late.
-
-        A process that has pushed less than another one has, or had, is: its callbacks
-        are at an earlier epoch. What it changes counts when it has come as far.
-        """
-        if math.isnan(rate) or rate == member.rate or member.pushed < self._most:
-            return
-        member.rate = rate
-        if rate != model.rate:
-            model.set_rate(rate)
-            self._say(f"learning rate {rate:g}, by worker {member.worker}")
-
-    def apply(self, model: ServerModel) -> Iterator[tuple[Member, str]]:
-        """Apply what is due; yield who pushed what cannot be applied, and why."""
-        for group in self._clock.due():
-            found = [p for p in self._waiting if p[0].worker in group]
-            self._waiting = [p for p in self._waiting if p[0].worker not in group]
-            found.sort(key=lambda p: p[0].worker)
-            yield from _apply(model, found)
-
-    def summary(self, model: ServerModel) -> str:
-        """Return what has been done, as a line of the log.
-
-        Args:
-            model: model that it was done to.
-        """
-        ages = ", ".join(f"{age}: {n}" for age, n in sorted(model.ages.items()))
-        return (
-            f"{model.clock} updates; at most {self._clock.most_ahead} steps ahead of "
-            f"the slowest worker; {self.late} pushes came too late; pushes by the "
-            f"updates since they were computed: {ages}"
-        )
-
-
-def _apply(
-    model: ServerModel, found: Sequence[tuple[Push, Member]]
-) -> Iterator[tuple[Member, str]]:
-    """Take a step; yield whose push cannot be read, and take it without that one."""
-    try:
-        model.apply([push for push, _ in found])
-    except Exception as error:  # whatever it brought about
-        sound = [len(found) > 1 and model.can_read(push) for push, _ in found]
-        if all(sound):  # it is their sum
-            sound = [False] * len(found)
-        for (_, member), fine in zip(found, sound, strict=True):
-            if not fine:
-                yield member, f"what it pushed is refused: {brief(error)}"
-        if any(sound):
-            rest = zip(found, sound, strict=True)
-            yield from _apply(model, [pair for pair, fine in rest if fine])
-        return
-    for _, member in found:
-        member.pushes += 1
-
-
 class Service:
-    """Serves one model to workers.
-
-    Args:
-        admission: whom to let in.
-        limits: seconds that are waited.
-        say: function that is given lines of the log.
+    """Trains one model with the pushes of the workers. Times are in seconds.
 
     Attributes:
-        members: processes that take part.
-        model: model; None until the first weights are there.
-        clock: clock; None until the first worker has joined.
-        pushes: pushes that came, likewise.
-        failure: reason for which nobody can go on, or None.
+        members: worker processes that take part.
+        model: the model; None before the initial weights arrive.
+        clock: the clock; None before the first worker has joined.
+        pushes: pushes that have not been applied; None likewise.
+        spec: the first worker's model spec; None likewise.
+        failure: why no worker can continue, or None.
     """
 
     def __init__(
-        self, admission: Admission, limits: Limits, say: Callable[[str], None]
+        self,
+        num_workers: int,
+        shard: tuple[int, int],
+        limits: Limits,
+        log: Callable[[str], None],
     ):
-        self.members = Members(admission.num_workers)
+        self.members = Members(num_workers)
         self.model: ServerModel | None = None
         self.clock: StepClock | None = None
         self.pushes: PendingPushes | None = None
+        self.spec: ModelSpec | None = None
         self.failure: str | None = None
-        self._admission, self._limits, self._say = admission, limits, say
-        self._num_workers = admission.num_workers
-        self._giver: Member | None = None
+        self._num_workers, self._shard = num_workers, shard
+        self._limits, self._log = limits, log
+        self._restored: RestoredModel | None = None
+        self._initializer: Member | None = None  # sends the initial weights
         self._num_words = 0  # of all variables
-        self._started = False
-
-    def do(self, member: Member, kind: Kind, body: np.ndarray, now: float) -> None:
-        """Do what a request asks for; answer it now or hold it.
-
-        Args:
-            member: member whose session holds it.
-            kind: kind of the request.
-            body: body of it, whole.
-            now: time, in seconds.
-        """
-        if kind == Kind.JOIN:
-            self.admit(member, body, now)
-        elif kind == Kind.GIVE:
-            self._take_weights(member, body)
-        elif kind == Kind.PULL and self.model is not None:
-            body = self.model.whole(member.worker)
-            member.give(SessionReply(Status.DONE, body, self.model.clock))
-        elif kind in (Kind.START, Kind.ASK, Kind.PUSH):
-            member.hold(now)
-        else:
-            member.refuse(f"a request of kind {kind} has no place here")
-
-    def most_words(self, kind: Kind) -> int:
-        """Return how many words a request of some kind may have."""
-        return validation.max_words(kind, self._num_words)
-
-    # --- joining --------------------------------------------------------------------
-
-    def admit(self, member: Member, body: np.ndarray, now: float) -> None:
-        """Let a process take part, in place of another one of its worker; or refuse it.
-
-        Args:
-            member: member that it is to be, whose session holds that it joins.
-            body: words of what it hands over, int32 `[w]`.
-            now: time, in seconds.
-        """
-        late = self.model is not None
-        handed, member.pushed, wrong = self._admission.read(body, late)
-        if not wrong and self._admission.handed is None:
-            wrong = self._take(member, handed)
-        if wrong:
-            reason = f"what it is to be trained with: {wrong}"
-            self._say(f"worker {member.worker} is refused, by {reason}")
-            member.refuse(f"The server refuses worker {member.worker}, by {reason}.")
-            self.drop(member, "is refused")
-            return
-        before = self.members.get(member.worker)
-        if before is not None and before is not member:
-            self.drop(before, "is replaced by another process")
-        self.members.come(member, now)
-        member.rate = learning_rate_of(handed)
-        self._join(member)
-
-    def _take(self, member: Member, handed: ModelSpec) -> str | None:
-        """Be what the first worker hands over; return why that cannot be, or None."""
-        restored = self._admission.restored
-        if restored is not None:
-            try:
-                self.model = restored.model(handed)
-            except ValueError as error:
-                return str(error)
-            if self.model.rate != restored.rate:
-                both = f"{self.model.rate:g}, in place of {restored.rate:g}"
-                self._say(f"learning rate {both}, by worker {member.worker}")
-        self._admission.handed, self._admission.restored = handed, None
-        self._num_words = model_spec.model_words(handed)
-        self.clock = StepClock.of_settings(handed["settings"])
-        self.pushes = PendingPushes(self.clock, self._say)
-        return None
+        self._is_started = False
 
     def restore(self, restored: RestoredModel) -> None:
-        """Go on from a checkpoint when the first worker has joined.
+        """Resume from a checkpoint once the first worker joins."""
+        self._restored = restored
 
-        Args:
-            restored: content of the checkpoint.
-        """
-        self._admission.restored = restored
+    def max_words(self, kind: Kind) -> int:
+        """Return the maximum number of words of a request."""
+        return validation.max_words(kind, self._num_words)
+
+    def handle(self, member: Member, kind: Kind, body: np.ndarray, now: float) -> None:
+        """Handle a whole request of a member: reply to it now or hold it."""
+        if kind == Kind.JOIN:
+            self.admit(member, body, now)
+        elif kind == Kind.INITIALIZE:
+            self._initialize(member, body)
+        elif kind == Kind.PULL and self.model is not None:
+            words = self.model.full_pull(member.worker)
+            member.reply(SessionReply(Status.DONE, words, self.model.clock))
+        elif kind in (Kind.START, Kind.POLL, Kind.PUSH):
+            member.hold(now)
+        else:
+            member.refuse(f"a request of kind {kind} is not possible now")
+
+    def admit(self, member: Member, body: np.ndarray, now: float) -> None:
+        """Let a process take part, replacing its worker's earlier one, or refuse it."""
+        spec: ModelSpec = {}
+        try:
+            spec = validation.parse_request(body)
+            member.num_pushed = max(0, int(spec.pop("steps", 0)))
+            error = self._check_spec(spec)
+        except Exception as invalid:  # any class, as the text may be anything
+            error = f"it cannot be read ({summarize_error(invalid)})"
+        if not error and self.spec is None:
+            error = self._set_spec(member, spec)
+        if error:
+            reason = f"because of its model spec: {error}"
+            self._log(f"worker {member.worker} is refused {reason}")
+            member.refuse(f"The server refuses worker {member.worker} {reason}.")
+            self.drop(member, "is refused")
+            return
+        previous = self.members.get(member.worker)
+        if previous is not None and previous is not member:
+            self.drop(previous, "is replaced by another process")
+        self.members.add(member, now)
+        member.learning_rate = learning_rate_of(spec)
+        self._join(member)
+
+    def _check_spec(self, spec: ModelSpec) -> str | None:
+        """Return why a worker with a model spec cannot join, or None."""
+        error = self._spec_error(spec)
+        if error is not None:
+            return (
+                f"{error}. All workers must run the same version of tf_dgc, with the "
+                "same model and settings"
+            )
+        if self.spec is None and self._restored is not None:
+            return self._restored.difference(spec)
+        return None
+
+    def _spec_error(self, spec: ModelSpec) -> str | None:
+        version = tf_dgc_version()
+        if spec["version"] != version:
+            return (
+                f"version is {spec['version']!r}, and the server's tf_dgc is "
+                f"{version!r}"
+            )
+        if spec["num_workers"] != self._num_workers:
+            return (
+                f"num_workers is {spec['num_workers']}, and the server's TF_CONFIG "
+                f"has {self._num_workers}"
+            )
+        if spec["shard"] != list(self._shard):
+            actual, expected = spec["shard"], self._shard
+            return (
+                f"it is for server {actual[0]} of {actual[1]}, and according to its "
+                f"TF_CONFIG this is server {expected[0]} of {expected[1]}"
+            )
+        if self.spec is None:
+            validation.check_model_spec(spec)
+            return None
+        # Callbacks may have changed the learning rate once training has begun.
+        return model_spec.spec_difference(
+            self.spec, spec, compare_learning_rates=self.model is None
+        )
+
+    def _set_spec(self, member: Member, spec: ModelSpec) -> str | None:
+        """Set the first worker's model spec; return why that is impossible, or None."""
+        restored = self._restored
+        if restored is not None:
+            try:
+                self.model = restored.create_model(spec)
+            except ValueError as error:
+                return str(error)
+            if self.model.learning_rate != restored.learning_rate:
+                self._log(
+                    f"learning rate {self.model.learning_rate:g} instead of "
+                    f"{restored.learning_rate:g}, from worker {member.worker}"
+                )
+        self.spec, self._restored = spec, None
+        self._num_words = model_spec.model_words(spec)
+        self.clock = StepClock.from_settings(spec["settings"])
+        self.pushes = PendingPushes(self.clock, self._log)
+        return None
 
     def _join(self, member: Member) -> None:
-        if self._started and self.clock:
+        if self._is_started and self.clock:
             self.clock.join(member.worker)
-        gives = self.model is None and self._giver in (None, member)
-        if gives:
-            self._giver = member
+        initializes = self.model is None and self._initializer in (None, member)
+        if initializes:
+            self._initializer = member
         clock = self.model.clock if self.model else 0
-        there = f"{len(self.members)} of {self._num_workers}"
-        there += f", at update {clock}" if self.model else ""
-        self._say(f"worker {member.worker} joins ({there})")
-        told = {"give": gives, "clock": clock}
-        member.give(SessionReply(body=to_body(json.dumps(told))))
+        progress = f"{len(self.members)} of {self._num_workers}"
+        progress += f", at update {clock}" if self.model else ""
+        self._log(f"worker {member.worker} joins ({progress})")
+        fields = {"give": initializes, "clock": clock}
+        member.reply(SessionReply(body=encode_text(json.dumps(fields))))
 
-    def _take_weights(self, member: Member, body: np.ndarray) -> None:
-        handed = self._admission.handed
-        if handed is None or self._giver is not member or self.model:
-            member.refuse("nobody asked for weights")
+    def _initialize(self, member: Member, words: np.ndarray) -> None:
+        """Create the model with a worker's initial weights."""
+        if self.spec is None or self._initializer is not member or self.model:
+            member.refuse("the server did not ask for initial weights")
             return
         try:
-            model = initial_model(handed, body)
+            self.model = initial_model(self.spec, words)
         except ValueError as error:
-            self._admission.handed = self._giver = None
+            self.spec = None
+            self._initializer = None
             self.drop(member, f"is refused. {error}")
             return
-        self.model = model
-        self._say(f"{model.num_words} words of weights, of worker {member.worker}")
-        member.give(SessionReply())
+        self._log(
+            f"{self.model.num_words} words of weights, from worker {member.worker}"
+        )
+        member.reply(SessionReply())
 
-    # --- pushes ---------------------------------------------------------------------
+    def push(self, member: Member, push: Push, learning_rate: float) -> str | None:
+        """Receive a push; return why it is refused, or None.
 
-    def push(self, member: Member, push: Push, rate: float) -> str | None:
-        """Take a push; return why there is no place for it, or None.
-
-        Args:
-            member: member that it is from.
-            push: push.
-            rate: learning rate of the worker, NaN if it has a schedule.
+        The learning rate is the worker's, NaN for a schedule.
         """
-        if self.model is None or self.pushes is None or not member.begun:
-            return "a push came before the first weights were asked for"
-        return self.pushes.take(member, push, rate, self.model)
+        if self.model is None or self.pushes is None or not member.has_weights:
+            return "a push came before the worker asked for the initial weights"
+        return self.pushes.add(member, push, learning_rate, self.model)
 
-    # --- leaving --------------------------------------------------------------------
+    def drop(self, member: Member, reason: str, is_finished: bool = False) -> None:
+        """Remove a member that has left in order (`is_finished`) or is lost.
 
-    def drop(self, member: Member, reason: str, orderly: bool = False) -> None:
-        """Let a member take part no longer.
-
-        Args:
-            member: member that is gone, or is to go.
-            reason: reason, behind its name.
-            orderly: whether it had done its part.
+        `reason` is a predicate that follows its name in the log.
         """
         if self.members.get(member.worker) is not member:
             return
         del self.members[member.worker]
-        if orderly:
-            self.members.done.add(member.worker)
-        self._say(f"worker {member.worker} {reason} ({member.pushes} pushes applied)")
+        if is_finished:
+            self.members.finished.add(member.worker)
+        self._log(
+            f"worker {member.worker} {reason} ({member.num_applied} pushes applied)"
+        )
         member.refuse(f"worker {member.worker} {reason}")
-        if self._giver is member and self.model is None:
-            self._giver = None
+        if self._initializer is member and self.model is None:
+            self._initializer = None
         if self.clock is None:
             return
         self.clock.leave(member.worker)
         if self.model:
             self.model.forget(member.worker)
-        if self._is_strict and not orderly and self.failure is None:
+        if self._needs_all_workers and not is_finished and self.failure is None:
             self.failure = f"worker {member.worker} {reason}"
 
     @property
-    def _is_strict(self) -> bool:
-        return self.handed is not None and self.handed["settings"]["mode"] == "sync"
+    def _needs_all_workers(self) -> bool:
+        return self.spec is not None and self.spec["settings"]["mode"] == "sync"
 
-    # --- after every message, and from time to time ---------------------------------
+    def advance(self, now: float) -> None:
+        """Apply the pushes of complete steps; reply to workers that may continue.
 
-    def settle(self, now: float) -> None:
-        """Do what is due by now, and answer who waits for it.
-
-        Args:
-            now: time, in seconds.
+        Call it after every message and periodically.
         """
-        for member in self.members.silent(now, self._limits.lease):
-            seconds = self._limits.lease
+        lease = self._limits.lease
+        for member in self.members.silent(now, lease):
             self.drop(
-                member,
-                f"does not respond, for {seconds:g} s: killed, stopped or cut off",
+                member, f"has not responded for {lease:g} s: killed, stopped or cut off"
             )
         self._start(now)
         if self.model and self.pushes:
             for member, reason in self.pushes.apply(self.model):
                 self.drop(member, reason)
-        for member in [m for m in self.members.values() if m.waits]:
+        for member in [m for m in self.members.values() if m.is_waiting]:
             try:
-                self._settle(member, now)
-            except Exception as error:  # as for want of memory; the others go on
-                self.drop(member, f"cannot be answered: {brief(error)}")
-        self.members.note(now)
+                self._reply_if_possible(member, now)
+            except Exception as error:  # such as lack of memory; the others continue
+                self.drop(member, f"cannot be answered: {summarize_error(error)}")
+        self.members.record_presence(now)
 
     def _start(self, now: float) -> None:
-        if self._started or self.clock is None or self.model is None:
+        """Start the clock once enough workers have joined."""
+        if self._is_started or self.clock is None or self.model is None:
             return
-        missing, begun = self.members.missing, self.members.begun
-        in_time = begun is None or now - begun < self._limits.start
+        missing, first_join = self.members.missing, self.members.first_join
+        in_time = first_join is None or now - first_join < self._limits.start
         too_few = len(self.members) < (self.clock.quorum or 0)
         if in_time and (too_few or (missing and self.clock.staleness < np.inf)):
             return
-        if missing and self._is_strict:
+        if missing and self._needs_all_workers:
             self.failure = (
-                f"{worker_names(missing)} did not come within {self._limits.start:g} s "
+                f"{worker_names(missing)} did not join within {self._limits.start:g} s "
                 "(environment variable TF_DGC_START_TIMEOUT)"
             )
             return
-        self._started = True
+        self._is_started = True
         for worker in self.members:
             self.clock.join(worker)
 
-    def _settle(self, member: Member, now: float) -> None:
-        """Answer who waits, if there is something to say."""
+    def _reply_if_possible(self, member: Member, now: float) -> None:
         clock = self.clock
-        others = clock.waited_for(member.worker) if clock else []
-        in_vain = self.members.in_vain(member, others, now, self._limits)
+        blockers = clock.blockers(member.worker) if clock else []
+        timeout = self.members.timeout_error(member, blockers, now, self._limits)
         if self.failure:
-            member.refuse(f"The run cannot go on: {self.failure}. {_WITHOUT_ONE}")
-        elif self._giver is None and self.model is None:
-            member.give(SessionReply(Status.AGAIN))
-        elif clock and self._started and clock.may_go_on(member.worker):
-            clock.go_on(member.worker)
-            member.begun, model = True, cast(ServerModel, self.model)
-            pull = model.whole if member.whole else model.pull
-            status = Status.LATE if member.late else Status.DONE
-            member.give(SessionReply(status, pull(member.worker), model.clock))
-        elif self._started and in_vain:
-            member.refuse(f"{in_vain}. {self._advice(len(others))}")
+            member.refuse(
+                f"The run cannot continue: {self.failure}. {_RESTART_OR_CHANGE_MODE}"
+            )
+        elif self._initializer is None and self.model is None:
+            member.reply(SessionReply(Status.REJOIN))
+        elif clock and self._is_started and clock.may_continue(member.worker):
+            clock.begin_step(member.worker)
+            member.has_weights, model = True, cast(ServerModel, self.model)
+            pull = model.full_pull if member.needs_full_pull else model.pull
+            status = Status.LATE if member.is_late else Status.DONE
+            member.reply(SessionReply(status, pull(member.worker), model.clock))
+        elif self._is_started and timeout:
+            member.refuse(f"{timeout}. {self._timeout_advice(len(blockers))}")
         else:
-            member.put_off(now, self._limits.hold)
+            member.reply_wait_after(now, self._limits.hold)
 
-    def _advice(self, idle: int) -> str:
-        """Return what helps if some workers live and push nothing.
-
-        Args:
-            idle: number of those workers.
-        """
-        settings, clock = (
-            cast(ModelSpec, self.handed)["settings"],
-            cast(StepClock, self.clock),
-        )
-        quorum = f"a `quorum` of at most {len(clock.workers) - idle}"
+    def _timeout_advice(self, num_idle: int) -> str:
+        """Return what to do about some workers that are alive and idle."""
+        settings = cast(ModelSpec, self.spec)["settings"]
+        num_present = len(cast(StepClock, self.clock).workers)
+        quorum = f"a `quorum` of at most {num_present - num_idle}"
         if settings["mode"] == "backup":
             return (
-                f'{_START_AGAIN}, with {quorum}, or in mode "async", which waits for '
-                f"nobody. Received: quorum={settings['quorum']}, with "
-                f"{len(clock.workers)} workers"
+                f'{_RESTART}, with {quorum}, or in mode "async", in which no worker '
+                f"waits. Received: quorum={settings['quorum']}, with "
+                f"{num_present} workers"
             )
         return (
-            f"{_START_AGAIN}; or use a mode that does not wait for such a worker: "
+            f"{_RESTART}; or use a mode that does not wait for such a worker: "
             f'"async", or "backup" with {quorum}.'
         )
 
     def is_over(self, now: float) -> bool:
-        """Whether all have done their part, or nobody comes any more.
+        """Whether all workers have left in order, or no more will join.
 
-        If the last one there was is gone without that, another process may come in its
-        place: a launcher starts it again, or somebody does.
-
-        Args:
-            now: time, in seconds.
+        After the last member is lost, another process may take its place until
+        `TF_DGC_START_TIMEOUT` is over.
         """
-        if self.members or self.members.begun is None:
+        if self.members or self.members.first_join is None:
             return False
-        over = self.is_done or self.failure is not None
-        return over or self.members.stay_away(now, self._limits.start)
+        return (
+            self.is_finished
+            or self.failure is not None
+            or self.members.absent_for(now, self._limits.start)
+        )
 
     @property
-    def is_done(self) -> bool:
-        """Whether all workers have done their part."""
-        return self.members.are_done
-
-    @property
-    def handed(self) -> ModelSpec | None:
-        """What this server is, as the first worker handed it over."""
-        return self._admission.handed
+    def is_finished(self) -> bool:
+        """Whether all workers have left in order."""
+        return self.members.all_finished
 
     def summary(self) -> str:
-        """Return what has been done, as a line of the log."""
+        """Return a line for the log about all pushes."""
         if self.model is None or self.pushes is None:
             return "nothing was trained"
         return self.pushes.summary(self.model)
 
 
-_START_AGAIN = "End all workers and the server, and start them again"
-_WITHOUT_ONE = (
-    f"{_START_AGAIN}; or use a mode in which the others go on without a worker that "
-    'ends or does not come: "async", "ssp" or "backup".'
-)
+class PendingPushes:
+    """Pushes that have not been applied, with their senders.
+
+    Attributes:
+        num_late: number of pushes that came after their step.
+    """
+
+    def __init__(self, clock: StepClock, log: Callable[[str], None]):
+        self.num_late = 0
+        self._clock, self._log = clock, log
+        self._pending: list[tuple[Push, Member]] = []
+        self._most_pushed = 0  # by any process
+
+    def add(
+        self, member: Member, push: Push, learning_rate: float, model: ServerModel
+    ) -> str | None:
+        """Add a push; return why it is refused, or None."""
+        if push.step > model.clock:
+            return (
+                f"a push of step {push.step} came at {model.clock}: the server was "
+                "restarted from a checkpoint"
+            )
+        if self._clock.staleness == 0 and push.step != model.clock:
+            return f"a push of step {push.step} came, but all are of {model.clock}"
+        member.num_pushed += 1
+        self._most_pushed = max(self._most_pushed, member.num_pushed)
+        self._set_learning_rate(member, learning_rate, model)
+        member.is_late = self._clock.quorum is not None and push.step < model.clock
+        if member.is_late:
+            self.num_late += 1
+            return None
+        self._pending.append((push, member))
+        self._clock.push(member.worker)
+        return None
+
+    def _set_learning_rate(
+        self, member: Member, learning_rate: float, model: ServerModel
+    ) -> None:
+        """Set the learning rate, if it changed on a worker that is not behind others.
+
+        The callbacks of a process that has pushed less than another are at an earlier
+        epoch; their changes apply once it has caught up.
+        """
+        if (
+            math.isnan(learning_rate)
+            or learning_rate == member.learning_rate
+            or member.num_pushed < self._most_pushed
+        ):
+            return
+        member.learning_rate = learning_rate
+        if learning_rate != model.learning_rate:
+            model.set_learning_rate(learning_rate)
+            self._log(f"learning rate {learning_rate:g}, from worker {member.worker}")
+
+    def apply(self, model: ServerModel) -> Iterator[tuple[Member, str]]:
+        """Apply the pushes of complete steps."""
+        for step_workers in self._clock.take_steps():
+            pushes = [p for p in self._pending if p[0].worker in step_workers]
+            self._pending = [
+                p for p in self._pending if p[0].worker not in step_workers
+            ]
+            pushes.sort(key=lambda p: p[0].worker)
+            yield from _apply_valid(model, pushes)
+
+    def summary(self, model: ServerModel) -> str:
+        """Return a line for the log about all pushes."""
+        ages = ", ".join(f"{age}: {n}" for age, n in sorted(model.ages.items()))
+        return (
+            f"{model.clock} updates; at most {self._clock.max_lead} steps ahead of "
+            f"the slowest worker; {self.num_late} pushes came too late; pushes by the "
+            f"updates since they were computed: {ages}"
+        )
+
+
+def _apply_valid(
+    model: ServerModel, pushes: Sequence[tuple[Push, Member]]
+) -> Iterator[tuple[Member, str]]:
+    """Take a step without invalid pushes; yield their senders and the reason."""
+    try:
+        model.apply([push for push, _ in pushes])
+    except Exception as error:  # any class, as a push may be anything
+        valid = [len(pushes) > 1 and model.can_read(push) for push, _ in pushes]
+        if all(valid):  # only their sum is invalid
+            valid = [False] * len(pushes)
+        for (_, member), is_valid in zip(pushes, valid, strict=True):
+            if not is_valid:
+                yield member, f"sent a push that is refused: {summarize_error(error)}"
+        if any(valid):
+            pairs = zip(pushes, valid, strict=True)
+            yield from _apply_valid(model, [p for p, is_valid in pairs if is_valid])
+        return
+    for _, member in pushes:
+        member.num_applied += 1

@@ -1,4 +1,4 @@
-"""Tasks: what `TF_CONFIG` says of a cluster with parameter servers."""
+"""A process's task in a `TF_CONFIG` cluster with parameter servers."""
 
 import dataclasses
 import os
@@ -10,13 +10,13 @@ from tf_dgc.multiworker import tf_config
 
 @dataclasses.dataclass(frozen=True)
 class Task:
-    """A process's place in a cluster with servers.
+    """A process's task in a cluster with servers.
 
     Attributes:
         servers: address of each server.
         num_workers: number of workers, N.
         worker: index of this worker; None for a server.
-        index: index of the server that this one is, or speaks to.
+        index: index of the server that this process is or communicates with.
     """
 
     servers: tuple[str, ...]
@@ -31,11 +31,11 @@ class Task:
 
     @property
     def shard(self) -> tuple[int, int]:
-        """Index of the server, and number of servers."""
+        """Index of the server and number of servers."""
         return self.index, len(self.servers)
 
-    def at(self, index: int) -> "Task":
-        """Return the task of a worker that speaks to another server."""
+    def for_server(self, index: int) -> "Task":
+        """Return this worker's task for communicating with another server."""
         return dataclasses.replace(self, index=index)
 
     @property
@@ -54,7 +54,7 @@ def find_task() -> Task:
     """Return this process's task.
 
     Raises:
-        ValueError: if `TF_CONFIG` cannot be read, or names no server.
+        ValueError: if `TF_CONFIG` cannot be read or names no server.
     """
     tf_config.check_tf_config()
     resolver = tf.distribute.cluster_resolver.TFConfigClusterResolver()
@@ -62,20 +62,20 @@ def find_task() -> Task:
     jobs = {job: cluster.num_tasks(job) for job in cluster.jobs}
     if not jobs.get("ps", 0):
         raise ValueError(
-            "There must be a server, a task of type `ps` in the cluster of the "
-            "environment variable TF_CONFIG, which `tf-dgc run --servers 1 --workers "
-            "N` sets for you. Received: no task of type `ps`, in a cluster of "
-            f"{cluster.as_dict()}"
+            "The cluster in the environment variable TF_CONFIG must have a server, a "
+            "task of type `ps`. `tf-dgc run --servers 1 --workers N` sets TF_CONFIG. "
+            f"Received: a cluster without a task of type `ps`, {cluster.as_dict()}"
         )
     job, index = resolver.task_type, int(resolver.task_id or 0)
-    number = jobs.get("chief", 0) + jobs.get("worker", 0)
-    if not number or job not in ("ps", "chief", "worker"):
+    num_workers = jobs.get("chief", 0) + jobs.get("worker", 0)
+    if not num_workers or job not in ("ps", "chief", "worker"):
         raise ValueError(
-            "In a cluster with a server, tasks are of type `ps`, `worker` or `chief`, "
-            f"and one at least is no server. Received: task {job} {index}, in a "
-            f"cluster of {cluster.as_dict()}"
+            "In a cluster with a server, tasks must be of type `ps`, `worker` or "
+            "`chief`, at least one of them `worker` or `chief`. Received: task "
+            f"{job} {index} in the cluster {cluster.as_dict()}"
         )
     servers = tuple(cluster.task_address("ps", i) for i in range(jobs["ps"]))
     if job == "ps":
-        return Task(servers, number, None, index)
-    return Task(servers, number, index + jobs.get("chief", 0) * (job == "worker"))
+        return Task(servers, num_workers, None, index)
+    offset = jobs.get("chief", 0) if job == "worker" else 0
+    return Task(servers, num_workers, index + offset)

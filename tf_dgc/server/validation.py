@@ -1,4 +1,4 @@
-"""What an optimizer with a server checks before its first step."""
+"""Checks of `ServerOptimizer`'s arguments, and of the model specs of workers."""
 
 import json
 import re
@@ -16,7 +16,7 @@ from tf_dgc.arguments import check_whole, show
 from tf_dgc.compressors import Compressor, TopK
 from tf_dgc.optimizers import unsupported
 from tf_dgc.server import model_spec
-from tf_dgc.server.messages import MAX_WORDS, Kind, to_text
+from tf_dgc.server.messages import MAX_WORDS, Kind, decode_text
 from tf_dgc.server.model_spec import ModelSpec
 from tf_dgc.server.tasks import Task
 
@@ -24,13 +24,7 @@ MODES = ("sync", "async", "ssp", "backup")
 
 
 def check_mode(mode: str, staleness: int | None, quorum: int | None) -> None:
-    """Raise `ValueError` for a mode that there is not, or a number that it has not.
-
-    Args:
-        mode: way in which workers wait for each other.
-        staleness: number of completed steps that one may be ahead.
-        quorum: number of pushes that make a step.
-    """
+    """Raise `ValueError` for an unknown mode, and for `staleness` or `quorum`."""
     if mode not in MODES:
         raise ValueError(
             f"`mode` must be one of {', '.join(map(repr, MODES))}. "
@@ -38,16 +32,16 @@ def check_mode(mode: str, staleness: int | None, quorum: int | None) -> None:
         )
     if (mode == "ssp") is (staleness is None):
         raise ValueError(
-            'Mode "ssp" needs `staleness`, the number of completed steps that a worker '
-            "may be ahead of the slowest, for example "
-            '`ServerOptimizer(inner, mode="ssp", staleness=3)`; the others take none. '
-            f"Received: mode={show(mode)}, staleness={show(staleness)}"
+            'Mode "ssp" needs `staleness`, the maximum number of completed steps that '
+            "a worker is ahead of the slowest, for example "
+            '`ServerOptimizer(inner, mode="ssp", staleness=3)`; omit it in other '
+            f"modes. Received: mode={show(mode)}, staleness={show(staleness)}"
         )
     if (mode == "backup") is (quorum is None):
         raise ValueError(
-            'Mode "backup" needs `quorum`, the number of pushes that make a step, for '
-            'example `ServerOptimizer(inner, mode="backup", quorum=3)` of four '
-            f"workers; the others take none. Received: mode={show(mode)}, "
+            'Mode "backup" needs `quorum`, the number of pushes that form a step, for '
+            'example `ServerOptimizer(inner, mode="backup", quorum=3)` with four '
+            f"workers; omit it in other modes. Received: mode={show(mode)}, "
             f"quorum={show(quorum)}"
         )
     if staleness is not None:
@@ -56,25 +50,20 @@ def check_mode(mode: str, staleness: int | None, quorum: int | None) -> None:
         check_whole("quorum", quorum, 1, " of pushes")
 
 
-def check_backup(mode: str, quorum: int | None, feedback: bool, number: int) -> None:
-    """Raise `ValueError` for a quorum that never comes, or pushes that would be lost.
-
-    Args:
-        mode: way in which workers wait for each other.
-        quorum: number of pushes that make a step.
-        feedback: whether workers keep what they do not send.
-        number: number of workers, N.
-    """
-    if quorum is not None and quorum > number:
+def check_backup(
+    mode: str, quorum: int | None, feedback: bool, num_workers: int
+) -> None:
+    """Raise `ValueError` for an unreachable quorum, or if late pushes got lost."""
+    if quorum is not None and quorum > num_workers:
         raise ValueError(
-            f"`quorum` must be at most the number of workers, {number}. "
+            f"`quorum` must be at most the number of workers, {num_workers}. "
             f"Received: quorum={quorum}"
         )
     if mode == "backup" and not feedback:
         raise ValueError(
-            'In mode "backup" a push that comes too late goes back into the residual '
-            "of its worker, so there must be one. Use a method with error feedback, or "
-            "pass `error_feedback=True`. Received: a method without"
+            'Mode "backup" needs error feedback: late pushes return to the residual. '
+            "Use a compressor with error feedback, or pass `error_feedback=True`. "
+            "Received: no error feedback"
         )
 
 
@@ -85,15 +74,7 @@ def check_correction(
     staleness: int | None,
     pull: str,
 ) -> None:
-    """Raise `ValueError` for a correction that there is not, or nothing to correct.
-
-    Args:
-        correction: correction for staleness, or None.
-        strength: strength of it.
-        mode: way in which workers wait for each other.
-        staleness: number of completed steps that one may be ahead.
-        pull: weights that are pulled.
-    """
+    """Raise `ValueError` for a correction that is unknown or does not fit the mode."""
     if correction not in (None, "rate", "delay"):
         raise ValueError(
             '`correction` must be None, "rate" or "delay". Received: '
@@ -101,231 +82,210 @@ def check_correction(
         )
     if correction and (mode not in ("async", "ssp") or staleness == 0):
         raise ValueError(
-            "`correction` is for pushes that were computed by old weights, as in mode "
+            "`correction` is for pushes computed with old weights, as in mode "
             '"async", or "ssp" with a staleness above 0. Received: '
             f"correction={show(correction)}, mode={show(mode)}, "
             f"staleness={show(staleness)}"
         )
     if correction == "delay" and pull != "whole":
         raise ValueError(
-            '`correction="delay"` compares the weights with those that a worker was '
-            f'given, all of them. Pass `pull="whole"`. Received: pull={show(pull)}'
+            '`correction="delay"` compares the weights with the worker\'s, and needs '
+            f'all of them. Pass `pull="whole"`. Received: pull={show(pull)}'
         )
     if strength is not None and (correction != "delay" or not strength > 0):
         raise ValueError(
-            '`correction_strength` is a positive number for `correction="delay"`. '
-            f"Received: correction_strength={show(strength)}, "
+            "`correction_strength` must be a positive number, for "
+            f'`correction="delay"`. Received: correction_strength={show(strength)}, '
             f"correction={show(correction)}"
         )
 
 
-def check_method(compressor: Compressor) -> None:
-    """Raise `ValueError` for a method whose messages a server cannot take one by one.
-
-    Args:
-        compressor: method of what is pushed.
-    """
-    reasons = {
+def check_compressor(compressor: Compressor) -> None:
+    """Raise `ValueError` for a compressor whose messages a server cannot decode."""
+    problems = {
         "needs what others send in the same step": compressor.needs_others,
         "is a vote of all workers in one round": compressor.aggregation == "vote",
         "keeps a state that the server does not have": bool(
             compressor.state((64, 64)) or compressor.common_state()
         ),
-        "looks at the residual": compressor.reads_residual,
-        "is not the sum of what each worker sends": not compressor.additive,
+        "reads the residual": compressor.reads_residual,
+        "is not a sum of the workers' messages": not compressor.additive,
     }
-    found = [reason for reason, holds in reasons.items() if holds]
-    if found:
+    for problem, applies in problems.items():
+        if applies:
+            raise ValueError(
+                "A server decodes each push by itself, so the compressor must be "
+                "stateless and independent of other workers, such as `TopK`, "
+                '`RandomK`, `Uniform8Bit`, `TernGrad`, `Float16` or "none". '
+                f"Received: {compressor!r}, which {problem}"
+            )
+
+
+def check_pull(pull: str, sparsity: float | None, compressor: Compressor) -> None:
+    """Raise `ValueError` for an unknown pull, and if its size is not determined."""
+    if pull not in ("whole", "sparse"):
         raise ValueError(
-            "A server takes pushes one by one, so a method must be of one worker at a "
-            "time and without a state, such as `TopK`, `RandomK`, `Uniform8Bit`, "
-            f'`TernGrad`, `Float16` or "none". Received: {compressor!r}, which '
-            f"{found[0]}"
-        )
-
-
-def check_pull(mode: str, sparsity: float | None, compressor: Compressor) -> None:
-    """Raise `ValueError` for pulls of which it is not known how much they send.
-
-    Args:
-        mode: weights that are pulled, "whole" or "sparse".
-        sparsity: share of entries that a pull leaves out, or None.
-        compressor: method of pushes.
-    """
-    if mode not in ("whole", "sparse"):
-        raise ValueError(
-            f'`pull` must be "whole" or "sparse". Received: pull={show(mode)}'
+            f'`pull` must be "whole" or "sparse". Received: pull={show(pull)}'
         )
     if sparsity is not None:
         arguments.check_sparsity(sparsity, "pull_sparsity")
-    if mode == "whole" and sparsity is not None:
+    if pull == "whole" and sparsity is not None:
         raise ValueError(
-            '`pull_sparsity` is about pulls of `pull="sparse"`. Received: '
-            f"pull={show(mode)}, pull_sparsity={show(sparsity)}"
+            '`pull_sparsity` is for `pull="sparse"`. Received: '
+            f"pull={show(pull)}, pull_sparsity={show(sparsity)}"
         )
-    fixed = type(compressor) is TopK and not callable(compressor.sparsity)
-    if mode == "sparse" and sparsity is None and not fixed:
+    is_constant = type(compressor) is TopK and not callable(compressor.sparsity)
+    if pull == "sparse" and sparsity is None and not is_constant:
         raise ValueError(
-            "How much a sparse pull sends follows from `TopK` of a fixed sparsity, and "
-            "of nothing else. Pass `pull_sparsity`, for example 0.99. Received: "
+            "The size of a sparse pull follows only from `TopK` with a constant "
+            "sparsity. Pass `pull_sparsity`, for example 0.99. Received: "
             f"compressor={compressor!r}, pull_sparsity=None"
         )
 
 
 def check_strategy() -> None:
-    """Raise `ValueError` within the scope of a strategy."""
+    """Raise `ValueError` in the scope of a strategy."""
     strategy = tf.distribute.get_strategy()
     if tf.distribute.has_strategy():
         raise ValueError(
-            "With a server each worker trains a model of its own, without a strategy. "
-            "Make model and optimizer outside of `strategy.scope()`; or use "
-            "`DGCOptimizer`, by which workers exchange directly. Received: "
+            "With a server each worker trains its own model, without a strategy. "
+            "Create model and optimizer outside of `strategy.scope()`; or use "
+            "`DGCOptimizer`, whose workers communicate directly. Received: "
             f"{show(strategy)}"
         )
 
 
 def check_inner(inner: keras.optimizers.Optimizer, compressor: Compressor) -> None:
-    """Raise `ValueError` for settings that cannot be had where the weights are not.
-
-    And for a rule that makes no numbers of what the method sends.
-    """
+    """Raise `ValueError` for an inner optimizer that a server cannot run."""
     unsupported.check_rule_numbers(inner, compressor)
     if inner.use_ema:
         raise ValueError(
-            "`use_ema` averages weights where the optimizer is, which is the server, "
-            "and workers would not see it. Average on a worker, by a callback. "
+            "`use_ema` would average the weights on the server, where workers do not "
+            "see the average. Average on a worker, with a callback. "
             "Received: use_ema=True"
         )
     if inner.gradient_accumulation_steps:
         raise ValueError(
-            "A worker pushes in every call, and `gradient_accumulation_steps` has a "
-            "step of several. Use a larger batch, or stronger compression. Received: "
+            "A worker pushes in every call, so `gradient_accumulation_steps` is not "
+            "supported. Use a larger batch, or a higher sparsity. Received: "
             f"gradient_accumulation_steps={inner.gradient_accumulation_steps}"
         )
     rate = keras_optimizers.learning_rate_of(inner)
-    kinds = keras.Variable, keras.optimizers.schedules.LearningRateSchedule
-    if not isinstance(rate, kinds):
+    if not isinstance(
+        rate, (keras.Variable, keras.optimizers.schedules.LearningRateSchedule)
+    ):
         raise ValueError(
-            "The server evaluates the learning rate, and is not sent code. Pass a "
-            "number, which callbacks may change, or one of "
+            "The server evaluates the learning rate and cannot run a function of the "
+            "script. Pass a number, which callbacks may change, or one of "
             f"`keras.optimizers.schedules`. Received: learning_rate={show(rate)}"
         )
-    if calls := int(inner.iterations):
+    if iterations := int(inner.iterations):
         raise ValueError(
-            "The server counts the iterations, from 0. Pass a new optimizer; to go on "
-            "with an earlier run use `tf_dgc.callbacks.BackupAndRestore`. Received: "
-            f"inner={inner!r}, whose `iterations` is {calls}"
+            "The server counts the iterations from 0. Pass a new optimizer; to resume "
+            "an earlier run, use `tf_dgc.callbacks.BackupAndRestore`. Received: "
+            f"inner={inner!r}, whose `iterations` is {iterations}"
         )
     check_config(inner)
 
 
 def check_config(inner: keras.optimizers.Optimizer) -> None:
-    """Raise `ValueError` unless the config states all of an optimizer.
-
-    Args:
-        inner: inner optimizer, unbuilt.
-    """
-    needed = (
+    """Raise `ValueError` unless a config describes its unbuilt optimizer completely."""
+    requirement = (
         "The server builds the inner optimizer from its config, so `get_config` must "
-        "return all that it consists of, and the constructor must take it"
+        "return all of its attributes, and the constructor must accept them"
     )
     try:
-        again = model_spec.parse_model_spec(keras.saving.serialize_keras_object(inner))
-    except Exception as error:  # whatever a user's class raises
+        rebuilt = model_spec.create_from_config(
+            keras.saving.serialize_keras_object(inner)
+        )
+    except Exception as error:  # any class, from a user's code
         raise ValueError(
-            f"{needed}. `{type(inner).__name__}` cannot be built from its config: "
+            f"{requirement}. `{type(inner).__name__}` cannot be built from its config: "
             f"{type(error).__name__}: {error}. Received: inner={inner!r}"
         ) from error
-    if lost := optimizer_copies.differences(inner, again):
+    if differences := optimizer_copies.differences(inner, rebuilt):
         raise ValueError(
-            f"{needed}. Or use an optimizer without a server, which copies the object. "
-            f"Received: inner={inner!r}, whose config lacks that {', '.join(lost)}"
+            f"{requirement}. Or use an optimizer without a server, which copies the "
+            f"object. Received: inner={inner!r}, whose config lacks that "
+            f"{', '.join(differences)}"
         )
 
 
 def check_variables(variables: Sequence[keras.Variable]) -> None:
-    """Raise `ValueError` for variables that cannot be trained by a server."""
+    """Raise `ValueError` for variables that a server cannot train."""
     default = tf.distribute.get_strategy()
     for v in variables:
         if not default.extended.variable_created_in_scope(v.value):
             raise ValueError(
-                "With a server each worker trains a model of its own, without a "
-                "strategy. Move the call that creates the model out of "
+                "With a server each worker trains its own model, without a strategy. "
+                "Move the call that creates the model out of "
                 f"`with strategy.scope():`. Received: variable {v.path}, created "
                 "within it"
             )
         if v.constraint is not None:
             raise ValueError(
-                "A constraint is applied where weights are updated, which is the "
-                "server, and it is not sent code. Use a regularizer, or weight decay. "
+                "A constraint would apply on the server, which cannot run it. Use a "
+                "regularizer, or weight decay. "
                 f"Received: variable {v.path} with constraint={show(v.constraint)}"
             )
         if keras_optimizers.overwrites_with_gradient(v):
             raise ValueError(
-                "Variables that gradients overwrite, as the scales of float8 layers, "
-                "have to be alike on all workers, and pushes do not carry them. Use "
-                f"another dtype policy. Received: variable {v.path}"
+                "Variables that gradients overwrite, such as the scales of float8 "
+                "layers, must be equal on all workers, and pushes do not contain them. "
+                f"Use another dtype policy. Received: variable {v.path}"
             )
 
 
-def check_number(task: Task | None, variables: Sequence[keras.Variable]) -> None:
+def check_num_variables(task: Task | None, variables: Sequence[keras.Variable]) -> None:
     """Raise `ValueError` if there are more servers than variables."""
     if task and len(task.servers) > len(variables):
         raise ValueError(
-            "A server keeps whole variables, so there can be no more servers than "
-            f"those. Received: {len(task.servers)} tasks of type `ps` in TF_CONFIG, "
-            f"and {len(variables)} variables"
+            "A server holds whole variables, so there cannot be more servers than "
+            f"variables. Received: {len(task.servers)} tasks of type `ps` in "
+            f"TF_CONFIG, and {len(variables)} variables"
         )
 
 
-def check_gradients(number: int, variables: Sequence[keras.Variable]) -> None:
-    """Raise `ValueError` unless every variable has a gradient.
-
-    Args:
-        number: number of gradients.
-        variables: variables of the optimizer.
-    """
+def check_num_gradients(number: int, variables: Sequence[keras.Variable]) -> None:
+    """Raise `ValueError` unless every variable has a gradient."""
     if number != len(variables):
         raise ValueError(
-            "A push is of all variables, so each needs a gradient in every step. Set "
-            "`trainable=False` on layers that have none. Received: "
+            "A push contains all variables, so each needs a gradient in every step. "
+            "Set `trainable=False` on layers without. Received: "
             f"{number} gradients for {len(variables)} variables"
         )
 
 
 def check_not_compiled() -> None:
-    """Raise `ValueError` within XLA."""
+    """Raise `ValueError` in XLA."""
     if tracing.in_xla_context():
         raise ValueError(
-            "XLA cannot compile a step that asks a server. Compile the model with "
-            "`jit_compile=False`. Received: a step within `jit_compile=True`"
+            "XLA cannot compile a step that communicates with a server. Compile the "
+            "model with `jit_compile=False`. Received: a step with `jit_compile=True`"
         )
 
 
-def check_task(task: Task | None, optimizer: Any) -> Task:
-    """Return the task of this process; raise `RuntimeError` if there is none."""
+def check_task(task: Task | None, optimizer: keras.optimizers.Optimizer) -> Task:
+    """Return this process's task; raise `RuntimeError` if there is none."""
     if task is None:
         raise RuntimeError(
-            "This optimizer was loaded outside of a cluster, to look at the model or "
-            "to predict. To train, start the script by `tf-dgc run --servers 1 "
+            "This optimizer was loaded outside of a cluster, to inspect the model or "
+            "to predict. To train, start the script with `tf-dgc run --servers 1 "
             f"--workers N`. Received: {optimizer!r}"
         )
     return task
 
 
-# --- What workers hand over, checked before anything is made of it.
-#
-# It may be anything: no class that is not for this is made, and nothing is allocated
-# that
-# this machine has no memory for.
+# Checks of a model spec, which may be anything: before the server creates an object of
+# a class that it names, or allocates memory that the machine does not have.
 
-_MOST_TEXT = 2**22  # words: 16 MiB, of a hundred thousand variables
-_MOST_TIMES = 8  # words that any method has for a word of the model, and more
+_MAX_SPEC_WORDS = 2**22  # 16 MiB, the spec of a hundred thousand variables
+_MAX_PUSH_FACTOR = 8  # words per word of the model; more than any compressor needs
 
 MAX_RUNS = 2**31
-"""Number of runs, at the most."""
+"""Maximum number of runs."""
 
-_FORM = {
+_SPEC_TYPES = {
     "version": str,
     "settings": dict,
     "num_workers": int,
@@ -335,7 +295,7 @@ _FORM = {
     "compressor": dict,
     "variables": list,
 }
-_FORM_OF_VARIABLE = {
+_VARIABLE_TYPES = {
     "shape": list,
     "dtype": str,
     "exempt": bool,
@@ -344,96 +304,95 @@ _FORM_OF_VARIABLE = {
     "name": str,
 }
 _MODULES = ("keras.optimizers", "keras.optimizers.schedules")
-_NUMBERS = re.compile(r"bool|u?int\d+|b?float\d+")
+_NUMBER_DTYPES = re.compile(r"bool|u?int\d+|b?float\d+")
 
 
 def parse_request(body: np.ndarray) -> Any:
-    """Return what a worker hands over, of which nothing is known yet.
-
-    Args:
-        body: words of it, int32 `[w]`.
+    """Return the JSON text of a request, int32 `[w]`, unchecked.
 
     Raises:
-        ValueError: if it is no JSON.
+        ValueError: for invalid JSON.
     """
     try:
-        return json.loads(to_text(body))
+        return json.loads(decode_text(body))
     except RecursionError as error:
         raise ValueError("it is nested too deeply") from error
 
 
 def max_words(kind: Kind, num_words: int) -> int:
-    """Return how many words a request may have.
-
-    Args:
-        kind: kind of the request.
-        num_words: number of words of all variables, 0 before they are known.
-    """
-    most = {
-        Kind.JOIN: _MOST_TEXT,
-        Kind.GIVE: num_words,
-        Kind.PUSH: _MOST_TIMES * num_words + MAX_WORDS,
-    }
-    return most.get(kind, MAX_WORDS)
+    """Return the maximum number of words of a request."""
+    if kind == Kind.JOIN:
+        return _MAX_SPEC_WORDS
+    if kind == Kind.INITIALIZE:
+        return num_words
+    if kind == Kind.PUSH:
+        return _MAX_PUSH_FACTOR * num_words + MAX_WORDS
+    return MAX_WORDS
 
 
-def check_model_spec(handed: ModelSpec) -> None:
-    """Raise an error, of any class, unless a model can be made of a description."""
-    _check_form(handed, _FORM)
-    if not 0 <= handed["run"] < MAX_RUNS:
-        raise ValueError(f"run {handed['run']} cannot be")
-    for name in ("optimizer", "compressor"):
-        _check_classes(handed[name])
-    settings = handed["settings"]
+def check_model_spec(spec: ModelSpec) -> None:
+    """Raise an error, of any class, unless a model can be created from a spec."""
+    _check_types(spec, _SPEC_TYPES)
+    if not 0 <= spec["run"] < MAX_RUNS:
+        raise ValueError(f"invalid run: {spec['run']}")
+    _check_classes(spec["optimizer"])
+    _check_classes(spec["compressor"])
+    settings = spec["settings"]
     mode, staleness = settings["mode"], settings["staleness"]
     check_mode(mode, staleness, settings["quorum"])
-    strength = settings["correction_strength"]
-    by = settings["correction"], strength, mode, staleness, settings["pull"]
-    check_correction(*by)
-    _check_form(settings, {"error_feedback": bool, "seed": int})
-    for variable in handed["variables"]:
-        _check_form(variable, _FORM_OF_VARIABLE)
+    check_correction(
+        settings["correction"],
+        settings["correction_strength"],
+        mode,
+        staleness,
+        settings["pull"],
+    )
+    _check_types(settings, {"error_feedback": bool, "seed": int})
+    for variable in spec["variables"]:
+        _check_types(variable, _VARIABLE_TYPES)
         if not all(isinstance(n, int) and n >= 0 for n in variable["shape"]):
-            raise ValueError(f"shape {variable['shape']} cannot be")
+            raise ValueError(f"invalid shape: {variable['shape']}")
         if not tf.as_dtype(variable["dtype"]).is_floating:
-            raise ValueError(f"dtype {variable['dtype']} cannot be")
-    size, memory = 4 * model_spec.model_words(handed), psutil.virtual_memory().total
+            raise ValueError(f"invalid dtype: {variable['dtype']}")
+    size, memory = 4 * model_spec.model_words(spec), psutil.virtual_memory().total
     if size > memory:
         raise ValueError(
             f"its variables have {size:,} bytes, and the server's machine {memory:,}"
         )
 
 
-def _check_form(found: Any, form: Mapping[str, type]) -> None:
-    for name, kind in form.items():
-        if not isinstance(found[name], kind):
-            raise ValueError(f"{name} cannot be {found[name]!r:.100}")
+def _check_types(values: Any, types: Mapping[str, type]) -> None:
+    for name, expected in types.items():
+        if not isinstance(values[name], expected):
+            raise ValueError(f"invalid {name}: {values[name]!r:.100}")
 
 
-def _check_classes(found: Any) -> None:
-    """Raise `ValueError` if Keras would make an object of a class that is not known.
+def _check_classes(config: Any) -> None:
+    """Raise `ValueError` if Keras would create an object of another class.
 
-    Of a layer, for example, that takes as much memory as its config says.
+    A layer, for example, would allocate as much memory as its config says.
     """
-    left = [found]
-    while left:
-        one = left.pop()
-        if isinstance(one, dict):
-            if "class_name" in one and not _is_known(one):
-                names = one.get("module"), one["class_name"]
+    nodes = [config]
+    while nodes:
+        node = nodes.pop()
+        if isinstance(node, dict):
+            if "class_name" in node and not _is_allowed(node):
+                names = node.get("module"), node["class_name"]
                 raise ValueError(
-                    "the server cannot make the optimizer or the compressor of their "
-                    "configs; it knows those of Keras and of tf_dgc, and what its own "
-                    f"process has registered with Keras. Received: {names!r:.100}"
+                    "the server cannot create the optimizer or the compressor from "
+                    "their configs; it supports the classes of Keras and of tf_dgc, "
+                    "and those that its own process has registered with Keras. "
+                    f"Received: {names!r:.100}"
                 )
-            left += one.values()
-        elif isinstance(one, list):
-            left += one
+            nodes += node.values()
+        elif isinstance(node, list):
+            nodes += node
 
 
-def _is_known(config: dict[str, Any]) -> bool:
+def _is_allowed(config: dict[str, Any]) -> bool:
     if config["class_name"] == "__numpy__":
-        return bool(_NUMBERS.fullmatch(config["config"]["dtype"]))
+        return bool(_NUMBER_DTYPES.fullmatch(config["config"]["dtype"]))
     registered = config.get("registered_name")
-    found = registered and keras.saving.get_registered_object(registered)
-    return found is not None if registered else config.get("module") in _MODULES
+    if registered:
+        return keras.saving.get_registered_object(registered) is not None
+    return config.get("module") in _MODULES

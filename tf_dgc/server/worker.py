@@ -1,190 +1,42 @@
-"""The worker's part of a step: its pushes, and the weights that it pulls."""
+"""A worker's steps: push gradients to all servers, wait, and pull weights."""
 
 import math
 from collections.abc import Sequence
-from typing import Any
+from typing import TYPE_CHECKING
 
 import keras
 import tensorflow as tf
 
 from tf_dgc import clipping, metrics
 from tf_dgc._internals import keras_optimizers
-from tf_dgc.codecs.tensor_spec import TensorSpec
-from tf_dgc.optimizers import state, step_inputs
-from tf_dgc.optimizers import validation as common
+from tf_dgc.optimizers import step_inputs
 from tf_dgc.optimizers.inner_hyperparameters import InnerHyperparameters
+from tf_dgc.optimizers.state import StepSettings
+from tf_dgc.optimizers.validation import uses_error_feedback
 from tf_dgc.server import embedding_tables, validation
 from tf_dgc.server.client import Heartbeat, PushedGradients, ServerClient
-from tf_dgc.server.messages import gist
+from tf_dgc.server.messages import extract_message
 from tf_dgc.server.tasks import Task
 from tf_dgc.smart_cond import add_counts
 from tf_dgc.steps import native
 from tf_dgc.steps.accumulation import gradient_values
-from tf_dgc.steps.state import WorkerState, create_worker_state
+from tf_dgc.steps.state import WorkerState
 
-# --- Joining: how a worker comes to take part with all servers, and with what weights.
-
-
-def join_servers(links: Sequence[ServerClient]) -> None:
-    """Take part with all servers, and set the variables to their weights.
-
-    The first server says which worker gives first weights, to all of them and to it
-    last: so that all are of one worker, and who is let in there finds them everywhere.
-
-    Args:
-        links: links to all servers, connected.
-
-    Raises:
-        RuntimeError: if one refuses this worker, or does not respond, or if not all go
-            on from a checkpoint.
-    """
-    try:
-        _join(*links)
-    except (RuntimeError, tf.errors.OpError) as error:
-        for link in links:
-            link.leave()
-        text = getattr(error, "message", error)
-        raise RuntimeError(gist(str(text))) from error
-
-
-def _join(first: ServerClient, *others: ServerClient) -> None:
-    while True:
-        gives, _ = first.enter()
-        if gives:
-            for link in others:
-                _give(link, first)
-            first.give()
-        if first.start():
-            break
-    for link in others:
-        if not gives:
-            asks, _ = link.enter()
-            if asks:
-                raise RuntimeError(_without_checkpoint(link, first))
-        link.start()
-
-
-def _give(link: ServerClient, first: ServerClient) -> None:
-    asks, clock = link.enter()
-    if asks:
-        link.give()
-    elif clock:  # if it is 0, who gave them is gone
-        raise RuntimeError(_without_checkpoint(first, link))
-
-
-def _without_checkpoint(anew: ServerClient, goes_on: ServerClient) -> str:
-    return (
-        f"tf_dgc: {anew.name} begins anew, where {goes_on.name} goes "
-        "on from a checkpoint: put back the file that is missing in TF_DGC_SERVER_DIR, "
-        "or remove those of all servers."
-    )
-
-
-# --- Shards: which server keeps which variables.
-
-
-def split_into_shards(sizes: Sequence[int], number: int) -> list[list[int]]:
-    """Return the indices of each server's variables, ascending; the same everywhere.
-
-    The largest variable first, each goes whole to the server that has least by then.
-    So no server has more than the mean and one variable; one that is larger than the
-    mean makes its server's load.
-
-    Args:
-        sizes: bytes of each variable, as many variables as servers or more.
-        number: number of servers.
-    """
-    loads, found = [0] * number, [[] for _ in range(number)]  # type: ignore[var-annotated]
-    for index in sorted(range(len(sizes)), key=lambda i: (-sizes[i], i)):
-        least = loads.index(min(loads))
-        loads[least] += max(1, sizes[index])
-        found[least].append(index)
-    return [sorted(indices) for indices in found]
-
-
-# --- Turns: optimizers of one process take part one after the other, each in a run.
-
-LEFT_RUN = (
-    "This `ServerOptimizer` takes part no longer: another one of the same process has "
-    "begun to train, or `leave` was called. Of a process one trains at a time: to "
-    "train this model on, compile it with a new one; for a model with several "
-    "optimizers, as a GAN, use `DGCOptimizer`, without a server."
-)
-"""What is said to an optimizer whose run is over."""
-
-_last: dict[Task, tuple[int, Sequence[Heartbeat]]] = {}
-
-
-def next_run(task: Task) -> int:
-    """Return the number of the run of the optimizer that takes part next, from 0.
-
-    Args:
-        task: task of this process, a worker.
-    """
-    return _last[task][0] + 1 if task in _last else 0
-
-
-def begin_run(task: Task, run: int, heartbeats: Sequence[Heartbeat]) -> None:
-    """Note that an optimizer has joined, by which servers know that the last one left.
-
-    Args:
-        task: task of this process, a worker.
-        run: number of its run.
-        heartbeats: its signs of life, to each server.
-    """
-    _, before = _last.get(task, (0, ()))
-    for heartbeat in before:
-        heartbeat.stop()
-    _last[task] = run, heartbeats
-
-
-def create_worker_memory(
-    optimizer: Any, variables: Sequence[keras.Variable], momentum: float
-) -> WorkerState:
-    """Create the variables of what a worker remembers.
-
-    Args:
-        optimizer: `ServerOptimizer` that it is for.
-        variables: variables of the model of which no rows travel.
-        momentum: coefficient of the momentum correction, 0 for none.
-    """
-    feedback = common.uses_error_feedback(
-        optimizer.compressor, optimizer.error_feedback
-    )
-
-    def describe(variable: keras.Variable) -> TensorSpec:
-        small = state.is_small(variable, optimizer.min_compress_size)
-        return state.tensor_spec(variable, small, feedback, optimizer.num_workers)
-
-    return create_worker_state(
-        [describe(v) for v in variables],
-        optimizer.compressor,
-        keeps_residual=feedback,
-        keeps_velocity=bool(momentum),
-        keeps_second_moment=False,
-        keeps_largest_moment=False,
-        tracks_staleness=False,
-    )
+if TYPE_CHECKING:
+    from tf_dgc.server.optimizer import ServerOptimizer
 
 
 class ServerWorker:
-    """Takes the steps of a `ServerOptimizer`.
+    """Takes the steps of a built `ServerOptimizer`.
 
-    Args:
-        optimizer: optimizer, built.
-        variables: variables of the model.
-        is_table: whether each is a table, of which rows travel.
-        worker_state: variables of what this worker remembers of those that are none.
-        hyperparameters: settings of the inner optimizer that are applied in its place.
-        task: task of this process, a worker; None outside of a cluster.
-
-    Attributes:
-        variables: variables of the model.
+    `is_table` says whether each variable is an embedding table, of which rows are sent;
+    `worker_state` has the state of the other variables. `task` is None outside of a
+    cluster.
     """
 
     def __init__(
         self,
-        optimizer: Any,
+        optimizer: "ServerOptimizer",
         variables: list[keras.Variable],
         is_table: Sequence[bool],
         worker_state: WorkerState,
@@ -192,148 +44,242 @@ class ServerWorker:
         task: Task | None,
     ):
         self.variables = variables
-        self._optimizer, self._worker_state = optimizer, worker_state
-        self._task = task
-        self._settings = state.StepSettings(
+        self._optimizer = optimizer
+        self._worker_state = worker_state
+        self._settings = StepSettings(
             hyperparameters=hyperparameters,
-            error_feedback=common.uses_error_feedback(
+            error_feedback=uses_error_feedback(
                 optimizer.compressor, optimizer.error_feedback
             ),
             factor_masking=optimizer.factor_masking,
             seed=optimizer.seed,
         )
-        self._is_table, self._joined = is_table, False
-        number = len(task.servers) if task else 1
-        sizes = [v.value.dtype.size * math.prod(v.shape) for v in variables]
-        self._places = split_into_shards(sizes, number)
-        self._links = [self._link(i, some) for i, some in enumerate(self._places)]
+        self._task = task
+        self._is_table = is_table
+        self._joined = False
         self._row_bytes = tf.Variable(0, dtype=tf.int64, trainable=False)
-
-    def _link(self, index: int, places: Sequence[int]) -> ServerClient:
-        plain = [i for i, table in enumerate(self._is_table) if not table]
-        own = [plain.index(i) for i in places if not self._is_table[i]]
-        return ServerClient(
-            self._optimizer,
-            (index, len(self._places)),
-            [self.variables[i] for i in places],
-            [self._is_table[i] for i in places],
-            self._worker_state.of(own),
-        )
+        sizes = [v.value.dtype.size * math.prod(v.shape) for v in variables]
+        num_servers = len(task.servers) if task else 1
+        self._shards = split_into_shards(sizes, num_servers)
+        plain = [i for i, table in enumerate(is_table) if not table]
+        self._clients = [
+            ServerClient(
+                optimizer,
+                (server, num_servers),
+                [variables[i] for i in shard],
+                [is_table[i] for i in shard],
+                worker_state.of([plain.index(i) for i in shard if not is_table[i]]),
+            )
+            for server, shard in enumerate(self._shards)
+        ]
 
     @property
     def bytes_per_pull(self) -> int:
-        """Bytes of weights that this worker gets in a step; of rows, in the last."""
-        return sum(link.bytes_per_pull for link in self._links) + int(self._row_bytes)
+        """Bytes of weights pulled in a step; of rows, in the last step."""
+        return sum(c.bytes_per_pull for c in self._clients) + int(self._row_bytes)
 
     def join(self) -> None:
-        """Take part, unless this was called before.
+        """Join the run, unless this worker has joined already.
 
         Raises:
-            RuntimeError: outside of a cluster; if it has left; and as `Connection`.
-            ValueError: if the config of the inner optimizer does not state all of it.
+            RuntimeError: outside of a cluster, after leaving, and if a server cannot be
+                reached or refuses this worker.
+            ValueError: if the inner optimizer cannot be built from its config.
         """
         if self._joined:
-            if self._links[0].connection.heartbeat.is_over:
+            if self._clients[0].connection.heartbeat.is_stopped:
                 raise RuntimeError(f"{LEFT_RUN} Received: {self._optimizer!r}")
             return
         task = validation.check_task(self._task, self._optimizer)
         validation.check_config(self._optimizer.inner_optimizer)
         run = next_run(task)
-        for link in self._links:
-            link.connect(task, run)
-        join_servers(self._links)
-        begin_run(task, run, [link.connection.heartbeat for link in self._links])
+        for client in self._clients:
+            client.connect(task, run)
+        join_servers(self._clients)
+        begin_run(task, run, [c.connection.heartbeat for c in self._clients])
         self._set_iterations()
         self._joined = True
 
     def leave(self) -> None:
-        """Take part no longer."""
-        for link in self._links:
-            link.leave()
+        """Leave the run."""
+        for client in self._clients:
+            client.leave()
 
     def pull(self) -> None:
-        """Take the servers' weights as they are now.
-
-        Raises:
-            RuntimeError: as `join`.
-        """
+        """Set the variables to the servers' current weights."""
         self.join()
         try:
-            for link in self._links:
-                link.pull()
+            for client in self._clients:
+                client.pull()
         except tf.errors.OpError as error:
-            raise RuntimeError(gist(str(error.message))) from error
+            raise RuntimeError(extract_message(str(error.message))) from error
         self._set_iterations()
 
     def step(self, grads: list, variables: list[keras.Variable]) -> None:
-        """Push, wait and pull.
-
-        Args:
-            grads: gradients of the variables.
-            variables: variables of the model, all of them, in the order of `grads`.
-        """
-        where = {id(v): i for i, v in enumerate(variables)}
-        # As the servers have them.
-        grads = [grads[where[id(v)]] for v in self.variables]
+        """Push the gradients, wait, and pull the weights."""
+        index_of = {id(v): i for i, v in enumerate(variables)}
+        grads = [grads[index_of[id(v)]] for v in self.variables]
         embedding_tables.check_table_gradients(grads, self.variables, self._is_table)
-        pushed, rate = self._push(grads), self._rate()
-        # All are asked at once: who waits for one server has pushed to the others.
-        pairs = list(zip(self._links, pushed, strict=True))
-        replies = [link.ask(message, rate) for link, message in pairs]
-        for (link, message), reply in zip(pairs, replies, strict=True):
-            link.take(message, reply)
+        pushes, rate = self._push(grads), self._learning_rate()
+        # All pushes are sent before any reply is used: no server waits for another.
+        pairs = list(zip(self._clients, pushes, strict=True))
+        replies = [client.exchange(message, rate) for client, message in pairs]
+        for (client, message), reply in zip(pairs, replies, strict=True):
+            client.apply_reply(message, reply)
         if any(self._is_table):
-            known = sum(link.bytes_per_pull for link in self._links)
-            came = add_counts([4 * tf.size(r.words, tf.int64) for r in replies])
-            self._row_bytes.assign(came - known)
+            pulled = add_counts([4 * tf.size(r.words, tf.int64) for r in replies])
+            self._row_bytes.assign(
+                pulled - sum(client.bytes_per_pull for client in self._clients)
+            )
         self._set_iterations()
-        self._count(pushed)
+        self._count(pushes)
 
     def _push(self, grads: list) -> list[PushedGradients]:
-        """Return what goes to each server, all of it divided by N."""
+        """Return each server's push, divided by N."""
         optimizer = self._optimizer
-        given, scales = step_inputs.clip_gradients(
+        clipped, scales = step_inputs.clip_gradients(
             self._settings,
             grads,
             self.variables,
             optimizer.num_workers,
             (optimizer.loss_scale_factor or 1.0) * optimizer.num_workers,
         )
-        if len(self._links) > 1 or any(self._is_table):  # all or none is left out
+        if len(self._clients) > 1 or any(self._is_table):
+            # All servers and tables leave out a gradient that is not finite, or none.
             use_native = native.is_available(self._worker_state.residual)
-            values = list(map(gradient_values, given))
+            values = list(map(gradient_values, clipped))
             scales = tf.unstack(clipping.scales_or_nan(values, scales, use_native))
         return [
-            link.push(
-                [given[i] for i in places],
-                [scales[i] for i in places],
+            client.push(
+                [clipped[i] for i in shard],
+                [scales[i] for i in shard],
                 self._settings,
-                self._task.worker or 0 if self._task else 0,
+                (self._task.worker or 0) if self._task else 0,
             )
-            for link, places in zip(self._links, self._places, strict=True)
+            for client, shard in zip(self._clients, self._shards, strict=True)
         ]
 
-    def _count(self, pushed: Sequence[PushedGradients]) -> None:
-        steps = [p.step for p in pushed if p.step is not None]
+    def _count(self, pushes: Sequence[PushedGradients]) -> None:
+        steps = [p.step for p in pushes if p.step is not None]
         flags = [s.nonfinite for s in steps]
         metrics.count_step(
             self._worker_state.counters,
             entries=add_counts(
-                [s.outcome.entries for s in steps] + [p.row_entries for p in pushed]
+                [s.outcome.entries for s in steps] + [p.row_entries for p in pushes]
             ),
-            sent_bytes=add_counts([4 * tf.size(p.words, tf.int64) for p in pushed]),
+            sent_bytes=add_counts([4 * tf.size(p.words, tf.int64) for p in pushes]),
             dense_bytes=metrics.dense_bytes(self.variables),
             nonfinite=tf.reduce_max(tf.stack(flags)) if flags else tf.constant(0),
         )
 
     def _set_iterations(self) -> None:
-        """Make the first server's clock this worker's."""
-        iterations, clock = self._optimizer.iterations, self._links[0].connection.clock
+        """Set `iterations` to the first server's clock."""
+        iterations = self._optimizer.iterations
+        clock = self._clients[0].connection.clock
         iterations.assign(tf.cast(clock, iterations.dtype))
 
-    def _rate(self) -> tf.Tensor:
-        """Return the learning rate to be sent along, NaN for a schedule."""
+    def _learning_rate(self) -> tf.Tensor:
+        """Return the learning rate to send, scalar float64, NaN for a schedule."""
         rate = keras_optimizers.rate_variable(self._optimizer.inner_optimizer)
         if rate is None:
             return tf.constant(math.nan, tf.float64)
         return tf.cast(rate.value, tf.float64)
+
+
+def split_into_shards(sizes: Sequence[int], num_servers: int) -> list[list[int]]:
+    """Return the indices of each server's variables, ascending; equal on all workers.
+
+    Assigns the variables, the largest first, each to the server with the least bytes.
+    No server holds more than the mean plus one variable.
+
+    Args:
+        sizes: bytes of each variable; at least as many variables as servers.
+        num_servers: number of servers.
+    """
+    loads = [0] * num_servers
+    shards: list[list[int]] = [[] for _ in range(num_servers)]
+    for index in sorted(range(len(sizes)), key=lambda i: (-sizes[i], i)):
+        smallest = loads.index(min(loads))
+        loads[smallest] += max(1, sizes[index])
+        shards[smallest].append(index)
+    return [sorted(shard) for shard in shards]
+
+
+def join_servers(clients: Sequence[ServerClient]) -> None:
+    """Join all servers and set the variables to their weights.
+
+    The first server chooses the worker that sends the initial weights. That worker
+    sends them to the first server last, so that all servers hold weights of the same
+    worker, and a worker that may start on the first server can start on all.
+
+    Raises:
+        RuntimeError: if a server refuses this worker or does not respond, or if only
+            some of them resume from a checkpoint.
+    """
+    try:
+        _join(*clients)
+    except (RuntimeError, tf.errors.OpError) as error:
+        for client in clients:
+            client.leave()
+        text = getattr(error, "message", error)
+        raise RuntimeError(extract_message(str(text))) from error
+
+
+def _join(first: ServerClient, *others: ServerClient) -> None:
+    while True:
+        initializes, _ = first.join()
+        if initializes:
+            for client in others:
+                _initialize(client, first)
+            first.initialize()
+        if first.start():
+            break
+    for client in others:
+        if not initializes:
+            needs_weights, _ = client.join()
+            if needs_weights:
+                raise RuntimeError(_missing_checkpoint(client, first))
+        client.start()
+
+
+def _initialize(client: ServerClient, first: ServerClient) -> None:
+    needs_weights, clock = client.join()
+    if needs_weights:
+        client.initialize()
+    elif clock:  # with 0 a worker that is gone sent the initial weights
+        raise RuntimeError(_missing_checkpoint(first, client))
+
+
+def _missing_checkpoint(fresh: ServerClient, resumed: ServerClient) -> str:
+    return (
+        f"tf_dgc: {fresh.name} starts anew, but {resumed.name} resumes from a "
+        "checkpoint. Restore the missing file in TF_DGC_SERVER_DIR, or remove the "
+        "files of all servers."
+    )
+
+
+LEFT_RUN = (
+    "This `ServerOptimizer` no longer takes part: another one in the same process has "
+    "begun to train, or `leave` was called. One optimizer per process trains at a "
+    "time. To train this model further, compile it with a new one; for a model with "
+    "several optimizers, such as a GAN, use `DGCOptimizer`, without a server."
+)
+"""Error for an optimizer whose run is over."""
+
+_current_runs: dict[Task, tuple[int, Sequence[Heartbeat]]] = {}
+
+
+def next_run(task: Task) -> int:
+    """Return the run number of the next optimizer of this process, from 0."""
+    return _current_runs[task][0] + 1 if task in _current_runs else 0
+
+
+def begin_run(task: Task, run: int, heartbeats: Sequence[Heartbeat]) -> None:
+    """Record that an optimizer has joined a run; end the previous run's heartbeats.
+
+    The servers infer from the new run that the worker has left the previous one.
+    """
+    _, previous = _current_runs.get(task, (0, ()))
+    for heartbeat in previous:
+        heartbeat.stop()
+    _current_runs[task] = run, heartbeats

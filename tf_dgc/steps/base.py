@@ -1,7 +1,7 @@
 """The inputs and the outcome of a step, which every implementation shares."""
 
 from collections.abc import Callable, Generator, Sequence
-from typing import NamedTuple, TypeAlias
+from typing import Any, NamedTuple, TypeAlias
 
 import tensorflow as tf
 
@@ -85,7 +85,7 @@ class StepInputs(NamedTuple):
     def of(self, places: Sequence[int]) -> "StepInputs":
         """Return the inputs of the same step for some of the tensors."""
 
-        def pick(items: Sequence) -> list:
+        def pick(items: Sequence[Any]) -> list[Any]:
             return [items[place] for place in places]
 
         return self._replace(

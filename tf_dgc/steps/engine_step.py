@@ -1,15 +1,13 @@
-"""The step of methods that the native engine knows: all of a worker's part in one call.
+"""The step of methods that the native engine supports: all tensors in one call.
 
-What a composed step (`generic_step.py`) does by TensorFlow operations, tensor by
-tensor:
-the same words in the same requests, so workers with and without it understand each
-other.
+It sends the same words in the same requests as `generic_step.py`, so workers with and
+without the engine can train together.
 """
 
 import itertools
 import math
 from collections.abc import Sequence
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeAlias, TypeVar
 
 import tensorflow as tf
 
@@ -27,107 +25,125 @@ from tf_dgc.steps.accumulation import divide, flatten, flatten_dense, gradient_v
 from tf_dgc.steps.base import Step, StepInputs, StepOutcome
 from tf_dgc.steps.native import UpdateRule
 
-# --- What native methods of two rounds are told between them, and what becomes of it.
+_State: TypeAlias = dict[str, tf.Tensor]
+_T = TypeVar("_T")
 
 
-class BetweenRounds:
-    """Numbers that each tensor's method is told now, round after round.
-
-    Args:
-        compressor: method of all tensors that are not exempt.
-        methods: native method of each tensor.
-        states: variables of each tensor's state, by name.
-
-    Attributes:
-        num_rounds: number of rounds; the second one is of some tensors.
-        are_sums: whether both rounds are sums.
-    """
-
-    def __init__(
-        self,
-        compressor: Compressor,
-        methods: Sequence[NativeMethod],
-        states: MethodStates,
-    ):
-        self._methods = methods
-        pairs = zip(states, methods, strict=True)
-        self._states = [state for state, method in pairs if method.first]
-        self.num_rounds = 2 if self._states else 1
-        self.are_sums = any(method.first_summed for method in methods)
-        asked = compressor if isinstance(compressor, TwoRounds) else None
-        self._asked = asked if self._states else None
-        self._notes = nothing = tf.zeros([len(self._states), 0])
-        self._tell(self._asked.told_first(self._states) if self._asked else nothing)
-
-    def operands(self) -> dict[str, Any]:
-        """Return what the operations of this round take."""
-        flat = [tf.reshape(told, [-1]) for told in self._told]
-        counts = iter([told.shape[0] for told in flat])
-        return {
-            "numbers": tf.concat([tf.zeros([0]), *flat], axis=0),
-            "num_numbers": [next(counts) if m.first else 0 for m in self._methods],
-        }
-
-    def hear_words(self, everyone: tf.Tensor, notes: tf.Tensor) -> None:
-        """Take what was gathered in the first round.
-
-        Args:
-            everyone: words of all workers, int32 `[tensors, num_workers, w]`.
-            notes: numbers that this worker noted, float32 `[tensors * m]`.
-        """
-        self._notes = tf.reshape(notes, [len(self._states), self._num_notes()])
-        if self._asked:
-            said = self._asked.told_then(everyone, self._notes, self._states)
-            self._tell(said)
-
-    def hear_sums(self, sums: Sequence[tf.Tensor]) -> None:
-        """Take what was summed in the first round, of each tensor that has two."""
-        self._told = list(sums)
-
-    def hear_notes(self, notes: tf.Tensor) -> None:
-        """Take what the second of two sums noted for the decoders."""
-        if self.are_sums:
-            lengths = [m.num_notes for m in self._methods if m.first]
-            self._told = tf.split(notes, lengths)
-
-    def settle(self, norms: tf.Tensor, sums: Sequence[tf.Tensor]) -> list[dict]:
-        """Return new values of the states of tensors with two rounds.
-
-        Args:
-            norms: norm of each tensor's sum, if the method notes it.
-            sums: sum over workers of each tensor's numbers in the second round.
-        """
-        if self._asked is None:
-            return []
-        ended = RoundsResult(self._said, self._notes, norms, sums)
-        return self._asked.settle(ended, self._states)
-
-    def assign(self, new: Sequence[dict]) -> None:
-        """Store what `settle` returned."""
-        for state, values in zip(self._states, new, strict=False):
-            for name, value in values.items():
-                state[name].assign(value)
-
-    def _tell(self, said: tf.Tensor | Sequence[tf.Tensor]) -> None:
-        self._said = said
-        of_each = tf.unstack(said) if tf.is_tensor(said) and self._states else said
-        self._told = list(of_each) if self._states else []
-
-    def _num_notes(self) -> int:
-        return max(method.num_notes for method in self._methods)
+def start_engine_step(inputs: StepInputs) -> Step | None:
+    """Return the step; None if the engine does not support it, and within XLA."""
+    if not _is_supported(inputs):
+        return None
+    summed = inputs.sums_uncompressed
+    methods = []
+    for tensor in inputs.tensors:
+        method = _native_method(inputs, tensor, summed)
+        if method is None:
+            return None
+        methods.append(method)
+    if any(m.all_workers_native for m in methods) and not inputs.all_workers_native:
+        return None
+    if tracing.in_xla_context():
+        native.warn_of_xla()
+        return None
+    on_gpu = gpu_requested()
+    if on_gpu and not gpu_supports(inputs, methods):
+        return None
+    if not native.supports(inputs.divisors):
+        gradients, scales = divide(
+            inputs.tensors, inputs.gradients, inputs.scales, inputs.divisors
+        )
+        inputs = inputs._replace(gradients=gradients, scales=scales, divisors=())
+    if on_gpu:  # the kernels have no sparse gradients
+        gradients = list(map(flatten, inputs.gradients, inputs.tensors))
+        inputs = inputs._replace(gradients=gradients)
+    return _step(inputs, methods, updates=not on_gpu)
 
 
-# --- The native engine's operations on the tensors of a step.
+def _is_supported(inputs: StepInputs) -> bool:
+    """Return whether the engine supports the step, regardless of the method."""
+    return (
+        native_library.load_library().library is not None
+        and inputs.worker_state.last_sent is None
+        # An attribute of the operation, so a schedule's tensor is not possible.
+        and isinstance(inputs.factor_masking, bool)
+        and all(
+            t.dtype == tf.float32 and t.narrow is None and t.uncompressed_dtype is None
+            for t in inputs.tensors
+        )
+    )
+
+
+def gpu_requested() -> bool:
+    """Return whether this process has GPUs."""
+    return bool(tf.config.get_visible_devices("GPU"))
+
+
+def gpu_supports(inputs: StepInputs, methods: Sequence[NativeMethod]) -> bool:
+    """Return whether all methods have CUDA kernels and the state is on a GPU."""
+    library = native_library.load_library()
+    if library.cuda_problem:
+        return False
+    state = inputs.worker_state
+    variables = [*state.velocity, *state.residual, *state.second_moment]
+    kernels = library.cuda_methods
+    return all(m.name in kernels for m in methods) and all(
+        native.is_on_gpu([v]) for v in variables
+    )
+
+
+def _native_method(
+    inputs: StepInputs, tensor: TensorSpec, sums_uncompressed: bool
+) -> NativeMethod | None:
+    """Return the method that sends a tensor; None if the engine has none."""
+    compressor = inputs.compressor
+    if tensor.uncompressed:
+        summed = sums_uncompressed or compressor.aggregation == "sum"
+        return NativeMethod(
+            "whole", [tensor.largest], summed_as=tf.float32 if summed else None
+        )
+    # A subclass may do something else than the native method of its base class.
+    if compressor.together or "native" not in vars(type(compressor)):
+        return None
+    method = compressor.native(tensor.shape)
+    if method is None:
+        return None
+    if method.needs_term_bound:
+        bound = value_types.largest_term(method.summed_as, inputs.num_workers)
+        method = method._replace(parameters=[*method.parameters, bound])
+    if not compressor.respects_largest:
+        return method
+    if method.bounded:
+        return method._replace(parameters=[*method.parameters, tensor.largest])
+    return None if tensor.largest < math.inf else method
+
+
+def _step(inputs: StepInputs, methods: Sequence[NativeMethod], updates: bool) -> Step:
+    call = EngineCall(inputs, methods)
+    rounds = [call.encode(0)]
+    inputs.worker_state.warn_of(rounds[0].finite, inputs.iteration)
+    replies = [(yield rounds[0].requests)]
+    if call.num_rounds > 1:
+        call.prepare_second_round(rounds[0], replies[0])
+        rounds.append(call.encode(1))
+        replies.append((yield rounds[1].requests))
+    return StepOutcome(
+        decode=lambda: call.decode(replies),
+        entries=add_counts([r.entries for r in rounds]),
+        sent_bytes=add_counts(
+            [num_bytes(request[0]) for r in rounds for request in r.requests]
+        ),
+        apply=(lambda rule: call.apply(replies, rule)) if updates else None,
+    )
 
 
 class EncodedRound(NamedTuple):
-    """What this worker does in a round.
+    """What this worker sends in a round.
 
     Attributes:
-        requests: messages, in the order of a composed step.
-        finite: whether its gradient was finite, a scalar bool.
-        entries: number of entries that it sends, a scalar int64.
-        notes: numbers that methods of two rounds leave for the second, float32.
+        requests: requests, in the order of the generic step.
+        finite: whether the gradient was finite, a scalar bool.
+        entries: number of entries sent, a scalar int64.
+        notes: numbers for the next round, float32.
     """
 
     requests: list[Message]
@@ -137,46 +153,45 @@ class EncodedRound(NamedTuple):
 
 
 class EngineCall:
-    """What a step calls, and in between.
+    """The engine's operations on the tensors of a step.
 
     Args:
-        inputs: variables, gradients and settings of the step.
+        inputs: inputs of the step.
         methods: native method of each tensor.
 
     Attributes:
-        num_rounds: number of rounds; the second one is of some tensors.
+        num_rounds: number of rounds, 1 or 2; only some tensors may have a second one.
     """
 
     def __init__(self, inputs: StepInputs, methods: Sequence[NativeMethod]):
         self._inputs = inputs
         self._methods = methods
-        # Those that are summed as one dtype travel in one vector.
+        # The tensors that are summed in one dtype are concatenated to one vector.
         self._dtypes = list(dict.fromkeys(m.summed_as for m in methods if m.summed_as))
         self._gathers = any(m.summed_as is None for m in methods)
-        self._between = BetweenRounds(
+        self._parameters = RoundParameters(
             inputs.compressor, methods, inputs.worker_state.states
         )
-        self.num_rounds = self._between.num_rounds
-        self._agreed = self._make_agreed()
+        self.num_rounds = self._parameters.num_rounds
+        self._attributes = self._make_attributes()
         gradients = list(map(flatten_dense, inputs.gradients, inputs.tensors))
         self._rows = native.row_operands(gradients)
         self._gradients = list(map(gradient_values, gradients))
-        residual = inputs.worker_state.residual
-        self._scales = native.zero_scales_if_nonfinite(
-            self._gradients, inputs.scales, residual
+        self._scales = native.scales_or_nan(
+            self._gradients, inputs.scales, inputs.worker_state.residual
         )
 
-    def _make_agreed(self) -> dict[str, Any]:
-        """Return what all workers agree upon, as attributes of the operations."""
+    def _make_attributes(self) -> dict[str, Any]:
+        """Return the operations' attributes, which are equal on all workers."""
         inputs, methods, tensors = self._inputs, self._methods, self._inputs.tensors
-        rounds = [
-            [
+        fingerprints = []
+        for number in range(self.num_rounds):
+            gathered = [
                 t.agreed_by(inputs.compressor.name)
                 for t, m in zip(tensors, methods, strict=True)
                 if m.summed_as is None and (m.first or number == 0)
             ]
-            for number in range(self.num_rounds)
-        ]
+            fingerprints.append(round_fingerprint(number, gathered))
         return {
             "methods": [m.name for m in methods],
             "num_parameters": [len(m.parameters) for m in methods],
@@ -188,9 +203,7 @@ class EngineCall:
             ],
             "indices": list(inputs.indices),
             "seed": inputs.seed,
-            "fingerprints": [
-                round_fingerprint(i, agreed) for i, agreed in enumerate(rounds)
-            ],
+            "fingerprints": fingerprints,
             "firsts": [m.first or "" for m in methods],
             "first_vectors": [
                 self._dtypes.index(m.summed_as) if m.first_summed else -1
@@ -199,9 +212,9 @@ class EngineCall:
         }
 
     def encode(self, number: int) -> EncodedRound:
-        """Update what this worker remembers, in a round; return what it asks for."""
+        """Update this worker's state in a round, and encode its requests."""
         inputs, worker_state = self._inputs, self._inputs.worker_state
-        states = self._states([m.states for m in self._methods])
+        states = self._state_handles([m.states for m in self._methods])
         finite, entries, words, notes, vectors = native.ops().tf_dgc_encode(
             gradients=self._gradients,
             velocity=[native.resource_handle(v) for v in worker_state.velocity],
@@ -217,260 +230,247 @@ class EngineCall:
             V=self._dtypes,
             **self._rows,
             **native.divisor_operands(inputs.divisors),
-            **self._between.operands(),
-            **self._agreed,
+            **self._parameters.operands(),
+            **self._attributes,
         )
         if not (states or worker_state.velocity or worker_state.residual):
             tracing.leave_unordered(words)
+        if number == 1:
+            self._parameters.set_from_second_round(notes)
         requests: list[Message] = []
-        if number == 0 or self._between.are_sums:
-            requests = [
-                AllReduce(
-                    tf.ensure_shape(vector, [1 + sum(self._summed(dtype, number))])
-                )
-                for dtype, vector in zip(self._dtypes, vectors, strict=True)
-            ]
+        if number == 0 or self._parameters.are_sums:
+            for dtype, vector in zip(self._dtypes, vectors, strict=True):
+                length = 1 + sum(self._summed_sizes(dtype, number))
+                requests.append(AllReduce(tf.ensure_shape(vector, [length])))
         if self._gathers:
             sizes = [buffer.HEADER_WORDS, *self._num_words(number)]
             words = tf.ensure_shape(words, [None if None in sizes else sum(sizes)])
             requests.append(AllGather(words))
         return EncodedRound(requests, finite, entries, notes)
 
-    def agree(self, sent: EncodedRound, replies: list[Reply]) -> None:
-        """Have the second round told what the first one came to."""
-        if self._between.are_sums:
-            self._between.hear_sums(self._sums(replies, 0))
+    def prepare_second_round(self, first: EncodedRound, replies: list[Reply]) -> None:
+        """Compute the second round's parameters from the first round's replies."""
+        if self._parameters.are_sums:
+            self._parameters.set_from_sums(self._sums(replies, 0))
             return
-        length = buffer.HEADER_WORDS + sum(self._num_words(0))
-        agreed = self._agreed["fingerprints"][0]
-        everyone, _ = buffer.remove_header(replies[-1], agreed, length)
-        starts = itertools.accumulate(self._num_words(0), initial=0)
-        places = [
+        sizes = self._num_words(0)
+        words, _ = buffer.remove_header(
+            replies[-1],
+            self._attributes["fingerprints"][0],
+            buffer.HEADER_WORDS + sum(sizes),
+        )
+        columns = [
             list(range(start, start + m.num_words))
-            for start, m in zip(starts, self._methods, strict=False)
+            for start, m in zip(
+                itertools.accumulate(sizes, initial=0), self._methods, strict=False
+            )
             if m.first
         ]
-        of_tensors = tf.transpose(tf.gather(everyone, places, axis=1), [1, 0, 2])
-        self._between.hear_words(of_tensors, sent.notes)
+        per_tensor = tf.transpose(tf.gather(words, columns, axis=1), [1, 0, 2])
+        self._parameters.set_from_words(per_tensor, first.notes)
 
-    def heed(self, sent: EncodedRound) -> None:
-        """Have decoders told what was noted in the second round, if that is needed."""
-        self._between.hear_notes(sent.notes)
+    def decode(self, replies: list[list[Reply]]) -> tuple[list[tf.Tensor], tf.Tensor]:
+        """Return the sum of each tensor, and the number of non-finite gradients."""
+        operands = self._decode_operands(replies)
+        nonfinite, finite, norms, sums = native.ops().tf_dgc_decode(
+            num_tensors=len(self._inputs.tensors), **operands
+        )
+        if not operands["shared"]:
+            tracing.leave_unordered(nonfinite)
+        decoded = sums, self._num_nonfinite(nonfinite, replies)
+        return self._update_states(finite, norms, replies, decoded)
+
+    def apply(self, replies: list[list[Reply]], rule: UpdateRule) -> tf.Tensor:
+        """Update variables and slots; return the number of non-finite gradients."""
+        nonfinite, finite, norms = native.ops().tf_dgc_decode_apply(
+            **native.rule_operands(rule), **self._decode_operands(replies)
+        )
+        nonfinite = self._num_nonfinite(nonfinite, replies)
+        return self._update_states(finite, norms, replies, nonfinite)
+
+    def _decode_operands(self, replies: list[list[Reply]]) -> dict[str, Any]:
+        num_vectors = len(self._dtypes)
+        totals = replies[0][:num_vectors]
+        vectors = self._attributes["vectors"]
+        if self._parameters.are_sums:
+            totals = totals + replies[1][:num_vectors]
+            vectors = [
+                v + num_vectors if m.first_summed else v
+                for v, m in zip(vectors, self._methods, strict=True)
+            ]
+        no_words = tf.zeros([0, 0], tf.int32)
+        return {
+            "buffers": [r[-1] if self._gathers else no_words for r in replies],
+            "totals": totals,
+            "iteration": tf.cast(self._inputs.iteration, tf.int64),
+            "shared": self._state_handles([m.shared for m in self._methods]),
+            **self._parameters.operands(),
+            **self._attributes,
+            "vectors": vectors,
+        }
+
+    def _state_handles(self, names: Sequence[Sequence[str]]) -> list[tf.Tensor]:
+        """Return the resources of these states of each tensor."""
+        return [
+            native.resource_handle(state[name])
+            for state, of_tensor in zip(
+                self._inputs.worker_state.states, names, strict=True
+            )
+            for name in of_tensor
+        ]
+
+    def _num_nonfinite(
+        self, from_buffers: tf.Tensor, replies: list[list[Reply]]
+    ) -> tf.Tensor:
+        """Return the number of non-finite gradients, from buffers or summed flags."""
+        return from_buffers if self._gathers else tf.cast(replies[0][0][0], tf.int32)
+
+    def _update_states(
+        self,
+        finite: tf.Tensor,
+        norms: tf.Tensor,
+        replies: list[list[Reply]],
+        results: _T,
+    ) -> _T:
+        """Update the states of two rounds; return the results.
+
+        Both fail at run time if the sum of a tensor is not finite.
+        """
+        sums = self._sums(replies[1], 1) if self._parameters.are_sums else []
+        results, new_states = checks.require_finite(
+            finite,
+            ["float32"],
+            [t.label for t in self._inputs.tensors],
+            (results, self._parameters.new_states(norms, sums)),
+        )
+        self._parameters.assign(new_states)
+        return results
 
     def _sums(self, replies: list[Reply], number: int) -> list[tf.Tensor]:
-        """Return what was summed in a round of each tensor that has two, float32."""
-        own: dict[int, tf.Tensor] = {}
+        """Return a round's sum of each tensor with two rounds, float32."""
+        sums: dict[int, tf.Tensor] = {}
         for dtype, total in zip(self._dtypes, replies, strict=False):
-            _, *parts = tf.split(total, [1, *self._summed(dtype, number)])
-            own |= {
-                i: tf.cast(part, tf.float32)
-                for i, (part, m) in enumerate(zip(parts, self._methods, strict=True))
-                if m.first_summed and m.summed_as == dtype
-            }
-        return [own[i] for i in sorted(own)]
+            _, *parts = tf.split(total, [1, *self._summed_sizes(dtype, number)])
+            for i, (part, m) in enumerate(zip(parts, self._methods, strict=True)):
+                if m.first_summed and m.summed_as == dtype:
+                    sums[i] = tf.cast(part, tf.float32)
+        return [sums[i] for i in sorted(sums)]
 
-    def _summed(self, dtype: tf.DType, number: int) -> list[int]:
-        """Return how many numbers of each tensor are in a vector, in a round."""
+    def _summed_sizes(self, dtype: tf.DType, number: int) -> list[int]:
+        """Return the length of each tensor's part of a round's vector."""
 
-        def count(tensor: TensorSpec, method: NativeMethod) -> int:
+        def size(tensor: TensorSpec, method: NativeMethod) -> int:
             if method.summed_as != dtype or (number and not method.first):
                 return 0
             first = 0 if number else method.first_summed
             return first or method.num_summed or tensor.size
 
-        return list(map(count, self._inputs.tensors, self._methods))
+        return list(map(size, self._inputs.tensors, self._methods))
 
     def _num_words(self, number: int) -> list[Any]:
         """Return the words of each tensor in a round; None if decided at run time."""
         compressor = self._inputs.compressor
 
-        def words(tensor: TensorSpec, method: NativeMethod) -> int | None:
+        def size(tensor: TensorSpec, method: NativeMethod) -> int | None:
             if method.summed_as is not None or (number and not method.first):
                 return 0
             if tensor.uncompressed:
                 return tensor.size
             if method.first and number == 0:
                 return method.num_words
-            stated = compressor.bytes(tensor.shape, tensor.dtype)
-            return None if stated is None else stated // 4 - method.num_words
+            total = compressor.bytes(tensor.shape, tensor.dtype)
+            return None if total is None else total // 4 - method.num_words
 
-        return list(map(words, self._inputs.tensors, self._methods))
+        return list(map(size, self._inputs.tensors, self._methods))
 
-    def decode(self, replies: list[list[Reply]]) -> tuple[list[tf.Tensor], tf.Tensor]:
-        """Return the sum of each tensor, and the number of non-finite gradients."""
-        arrived = self._arrived(replies)
-        nonfinite, finite, norms, sums = native.ops().tf_dgc_decode(
-            num_tensors=len(self._inputs.tensors), **arrived
-        )
-        if not arrived["shared"]:
-            tracing.leave_unordered(nonfinite)
-        results = sums, self._counted(nonfinite, replies)
-        return self._if_finite(finite, self._settle(norms, replies), results)
 
-    def apply(self, replies: list[list[Reply]], rule: UpdateRule) -> tf.Tensor:
-        """Update variables and slots; return the number of non-finite gradients."""
-        nonfinite, finite, norms = native.ops().tf_dgc_decode_apply(
-            **native.rule_operands(rule), **self._arrived(replies)
-        )
-        results = self._counted(nonfinite, replies)
-        return self._if_finite(finite, self._settle(norms, replies), results)
+class RoundParameters:
+    """Numbers that TensorFlow operations compute for the engine before each round.
 
-    def _arrived(self, replies: list[list[Reply]]) -> dict[str, Any]:
-        """Return what both ways to decode take."""
-        nothing = tf.zeros([0, 0], tf.int32)
-        num, vectors = len(self._dtypes), self._agreed["vectors"]
-        totals = replies[0][:num]
-        if self._between.are_sums:
-            totals = totals + replies[1][:num]
-            pairs = zip(vectors, self._methods, strict=True)
-            vectors = [v + num if m.first_summed else v for v, m in pairs]
+    They exist for methods with two rounds: the second round depends on the replies of
+    the first one.
+
+    Args:
+        compressor: method of the compressed tensors.
+        methods: native method of each tensor.
+        states: variables of each tensor's state, by name.
+
+    Attributes:
+        num_rounds: number of rounds, 1 or 2.
+        are_sums: whether both rounds are sums.
+    """
+
+    def __init__(
+        self,
+        compressor: Compressor,
+        methods: Sequence[NativeMethod],
+        states: MethodStates,
+    ):
+        self._methods = methods
+        self._states = [s for s, m in zip(states, methods, strict=True) if m.first]
+        self.num_rounds = 2 if self._states else 1
+        self.are_sums = any(m.first_summed for m in methods)
+        self._compressor: TwoRounds | None = None
+        self._parameters: tf.Tensor | Sequence[tf.Tensor] = []
+        self._per_tensor = [tf.zeros([0])] * len(self._states)
+        self._notes = tf.zeros([len(self._states), 0])
+        if self._states and isinstance(compressor, TwoRounds):
+            self._compressor = compressor
+            self._set(compressor.told_first(self._states))
+
+    def operands(self) -> dict[str, Any]:
+        """Return the operands of this round's operations."""
+        flat = [tf.reshape(values, [-1]) for values in self._per_tensor]
+        sizes = iter([values.shape[0] for values in flat])
         return {
-            "buffers": [r[-1] if self._gathers else nothing for r in replies],
-            "totals": totals,
-            "iteration": tf.cast(self._inputs.iteration, tf.int64),
-            "shared": self._states([m.shared for m in self._methods]),
-            **self._between.operands(),
-            **self._agreed,
-            "vectors": vectors,
+            "numbers": tf.concat([tf.zeros([0]), *flat], axis=0),
+            "num_numbers": [next(sizes) if m.first else 0 for m in self._methods],
         }
 
-    def _states(self, names: Sequence[Sequence[str]]) -> list[tf.Tensor]:
-        """Return the handles of these states of each tensor."""
-        states = zip(self._inputs.worker_state.states, names, strict=True)
-        return [
-            native.resource_handle(state[name]) for state, own in states for name in own
-        ]
+    def set_from_words(self, words: tf.Tensor, notes: tf.Tensor) -> None:
+        """Compute the second round's parameters if the first one gathered.
 
-    def _counted(self, nonfinite: tf.Tensor, replies: list[list[Reply]]) -> tf.Tensor:
-        """Return how many workers' gradients were not finite, by buffers or flags."""
-        return nonfinite if self._gathers else tf.cast(replies[0][0][0], tf.int32)
+        Args:
+            words: words of all workers, int32 `[tensors, num_workers, w]`.
+            notes: notes of this worker's first round, float32 `[tensors * m]`.
+        """
+        num_notes = max(m.num_notes for m in self._methods)
+        self._notes = tf.reshape(notes, [len(self._states), num_notes])
+        if self._compressor:
+            self._set(self._compressor.told_then(words, self._notes, self._states))
 
-    def _settle(self, norms: tf.Tensor, replies: list[list[Reply]]) -> list[dict]:
-        """Return new values of the states of tensors that have two rounds."""
-        sums = self._sums(replies[1], 1) if self._between.are_sums else []
-        return self._between.settle(norms, sums)
+    def set_from_sums(self, sums: Sequence[tf.Tensor]) -> None:
+        """Use the first round's sums as the second round's parameters."""
+        self._per_tensor = list(sums)
 
-    def _if_finite(self, finite: tf.Tensor, new: list[dict], results: Any) -> Any:
-        """Return the results, and store states, unless a sum is not finite."""
-        labels = [t.label for t in self._inputs.tensors]
-        results, new = checks.require_finite(
-            finite, ["float32"], labels, (results, new)
+    def set_from_second_round(self, notes: tf.Tensor) -> None:
+        """Use the second round's notes as the decoder's parameters if it summed."""
+        if self.are_sums:
+            self._per_tensor = tf.split(
+                notes, [m.num_notes for m in self._methods if m.first]
+            )
+
+    def new_states(self, norms: tf.Tensor, sums: Sequence[tf.Tensor]) -> list[_State]:
+        """Return the new states of the tensors with two rounds.
+
+        Args:
+            norms: norm of each tensor's sum, if the method notes it.
+            sums: second round's sum of each tensor.
+        """
+        if self._compressor is None:
+            return []
+        result = RoundsResult(self._parameters, self._notes, norms, sums)
+        return self._compressor.settle(result, self._states)
+
+    def assign(self, new_states: Sequence[_State]) -> None:
+        """Assign the result of `new_states`."""
+        for state, values in zip(self._states, new_states, strict=False):
+            for name, value in values.items():
+                state[name].assign(value)
+
+    def _set(self, parameters: tf.Tensor | Sequence[tf.Tensor]) -> None:
+        """Set the parameters, `[tensors, m]` or a list of `[m]`."""
+        self._parameters = parameters
+        self._per_tensor = (
+            tf.unstack(parameters) if tf.is_tensor(parameters) else list(parameters)
         )
-        self._between.assign(new)
-        return results
-
-
-# --- What the engine's CUDA kernels take of a step, which is less than the engine does.
-
-
-def gpu_requested() -> bool:
-    """Whether there are GPUs, where a step might run."""
-    return bool(tf.config.get_visible_devices("GPU"))
-
-
-def gpu_supports(inputs: StepInputs, methods: Sequence[NativeMethod]) -> bool:
-    """Return whether there are kernels for all of a step, and it is all on a GPU."""
-    state = native_library.load_library()
-    if state.cuda_problem:
-        return False
-    known = {*state.cuda_methods}
-    own = inputs.worker_state
-    worker_state = [*own.velocity, *own.residual, *own.second_moment]
-    return all(m.name in known for m in methods) and all(
-        native.is_on_gpu([v]) for v in worker_state
-    )
-
-
-def without_unsupported(inputs: StepInputs) -> StepInputs:
-    """Return the same step with dense gradients."""
-    return inputs._replace(
-        gradients=list(map(flatten, inputs.gradients, inputs.tensors))
-    )
-
-
-def start_engine_step(inputs: StepInputs) -> Step | None:
-    """Return the step; None for methods and machines that the engine is not for."""
-    if not _suits(inputs):
-        return None
-    apart = inputs.sums_uncompressed
-    methods = [_method(inputs, t, apart) for t in inputs.tensors]
-    known = [m for m in methods if m is not None]
-    by_some = any(m.all_workers_native for m in known) and not inputs.all_workers_native
-    if len(known) < len(methods) or by_some:
-        return None
-    if tracing.in_xla_context():
-        native.warn_of_xla()
-        return None
-    if gpu_requested() and not gpu_supports(inputs, known):
-        return None
-    if not native.supports(inputs.divisors):
-        inputs = _divided(inputs)
-    if not gpu_requested():
-        return _step(inputs, known)
-    return _step(without_unsupported(inputs), known, updates=False)
-
-
-def _divided(inputs: StepInputs) -> StepInputs:
-    """Return the same step with its divisions done, which the engine does not know."""
-    given, scales = divide(
-        inputs.tensors, inputs.gradients, inputs.scales, inputs.divisors
-    )
-    return inputs._replace(gradients=given, scales=scales, divisors=())
-
-
-def _suits(inputs: StepInputs) -> bool:
-    """Return whether the engine has what the step needs, whatever the method."""
-    plain = all(
-        t.dtype == tf.float32 and t.narrow is None and t.uncompressed_dtype is None
-        for t in inputs.tensors
-    )
-    watched = inputs.worker_state.last_sent is not None
-    live = native_library.load_library().library is not None
-    # By a schedule it is known only when the step runs; an operation is told before.
-    known = isinstance(inputs.factor_masking, bool)
-    return plain and live and known and not watched
-
-
-def _method(inputs: StepInputs, tensor: TensorSpec, apart: bool) -> NativeMethod | None:
-    """Return what a tensor is sent by; exempt ones are summed if they are apart."""
-    compressor = inputs.compressor
-    if tensor.uncompressed:
-        summed = apart or compressor.aggregation == "sum"
-        return NativeMethod(
-            "whole", [tensor.largest], (), tf.float32 if summed else None
-        )
-    # What a class derives from is native; what it does otherwise is not.
-    if compressor.together or "native" not in vars(type(compressor)):
-        return None
-    method = compressor.native(tensor.shape)
-    if method is None:
-        return None
-    if method.needs_term_bound:
-        term = value_types.largest_term(method.summed_as, inputs.num_workers)
-        method = method._replace(parameters=[*method.parameters, term])
-    if not compressor.respects_largest:
-        return method
-    if method.bounded:
-        return method._replace(parameters=[*method.parameters, tensor.largest])
-    return None if tensor.largest < math.inf else method
-
-
-def _step(
-    inputs: StepInputs, methods: Sequence[NativeMethod], updates: bool = True
-) -> Step:
-    call = EngineCall(inputs, methods)
-    sent = [call.encode(0)]
-    inputs.worker_state.warn_of(sent[0].finite, inputs.iteration)
-    replies = [(yield sent[0].requests)]
-    if call.num_rounds > 1:
-        call.agree(sent[0], replies[0])
-        sent.append(call.encode(1))
-        call.heed(sent[1])
-        replies.append((yield sent[1].requests))
-    requests = [request for s in sent for request in s.requests]
-    return StepOutcome(
-        decode=lambda: call.decode(replies),
-        entries=add_counts([s.entries for s in sent]),
-        sent_bytes=add_counts([num_bytes(request[0]) for request in requests]),
-        apply=(lambda rule: call.apply(replies, rule)) if updates else None,
-    )

@@ -1,7 +1,7 @@
-"""Views: what a method sees as one tensor, and its results tensor by tensor again.
+"""Flat buffers: several tensors that a method compresses as one.
 
-Most methods see each tensor by itself. Those that say `together` see all that are not
-exempt, of one dtype, end to end as one flat tensor.
+Most methods compress each tensor by itself. Methods with `together` compress all
+tensors of one dtype, except uncompressed ones, as one flat tensor.
 """
 
 import itertools
@@ -23,12 +23,12 @@ from tf_dgc.compressors.base import RandomKeys
 
 
 class FlatView(NamedTuple):
-    """Tensors of a step that a method sees as one.
+    """Tensors of a step that a method compresses as one.
 
     Attributes:
-        places: places of the tensors in the step.
-        tensors: their descriptions.
-        seen: description of what the method sees.
+        places: indices of the tensors in the step.
+        tensors: their specs.
+        seen: spec of the tensor that the method compresses.
     """
 
     places: list[int]
@@ -37,7 +37,7 @@ class FlatView(NamedTuple):
 
     @property
     def is_flat(self) -> bool:
-        """Whether it is a method's that sees tensors together."""
+        """Whether the tensors are concatenated."""
         return self.seen is not self.tensors[0]
 
     @property
@@ -46,53 +46,53 @@ class FlatView(NamedTuple):
         return [t.size for t in self.tensors]
 
     def values(self, values: Sequence[tf.Tensor]) -> tf.Tensor:
-        """Return what is seen of the step's values, of its shape."""
-        own = [tf.reshape(values[place], [-1]) for place in self.places]
-        flat = tf.concat(own, axis=0) if self.is_flat else own[0]
-        return tf.reshape(flat, self.seen.shape)
+        """Return the method's input from the values of all tensors of the step."""
+        flat = [tf.reshape(values[i], [-1]) for i in self.places]
+        joined = tf.concat(flat, axis=0) if self.is_flat else flat[0]
+        return tf.reshape(joined, self.seen.shape)
 
     def state(self, states: Sequence[dict[str, tf.Tensor]]) -> dict[str, tf.Tensor]:
-        """Return the state of what is seen: that of all tensors, end to end."""
-        own = [states[place] for place in self.places]
+        """Return the method's state, with the states of all tensors concatenated."""
+        own_states = [states[i] for i in self.places]
         if not self.is_flat:
-            return own[0]
+            return own_states[0]
         return {
-            name: tf.concat([tf.reshape(s[name], [-1]) for s in own], axis=0)
-            for name in own[0]
+            name: tf.concat([tf.reshape(s[name], [-1]) for s in own_states], axis=0)
+            for name in own_states[0]
         }
 
     def keys(self, keys_per_tensor: Sequence[RandomKeys]) -> RandomKeys:
-        """Return the seeds, those of the first tensor."""
+        """Return the random keys, which are those of the first tensor."""
         first = keys_per_tensor[self.places[0]]
         return first.of_sizes(self.sizes) if self.is_flat else first
 
     def results(
         self, result: Result, states: Sequence[dict[str, tf.Tensor]]
     ) -> list[Result]:
-        """Return the result of each tensor.
+        """Split the method's result into one for each tensor.
 
         Args:
-            result: result of what is seen.
-            states: states of the step's tensors, as they were before.
+            result: result for the flat tensor.
+            states: old states of all tensors of the step.
         """
         if not self.is_flat:
             return [result]
-        if tracing.in_xla_context():  # of how many entries each has is not known
-            result = _dense(result)
+        if tracing.in_xla_context():  # numbers of entries per tensor are dynamic
+            result = _to_dense(result)
         sums, sent, chosen = map(self._split, (result.sum, result.sent, result.chosen))
         counted = sent if result.chosen is None else chosen
-        known = [states[place] for place in self.places]
-        state = {
-            name: _apart(value, [s[name].shape for s in known])
+        own_states = [states[i] for i in self.places]
+        new_states = {
+            name: _split_state(value, [s[name].shape for s in own_states])
             for name, value in (result.state or {}).items()
-            if name in known[0]
+            if name in own_states[0]
         }
         return [
             Result(
                 sums[i],
                 sent[i],
-                {name: parts[i] for name, parts in state.items()},
-                None if result.entries is None else _count(counted[i]),
+                {name: values[i] for name, values in new_states.items()},
+                None if result.entries is None else _count_sent(counted[i]),
                 chosen[i],
             )
             for i in range(len(self.tensors))
@@ -107,70 +107,66 @@ class FlatView(NamedTuple):
             return self._split_entries(values)
         return tf.split(tf.reshape(values, [-1]), self.sizes)
 
-    def _split_entries(self, given: SparseEntries) -> list[SparseEntries]:
+    def _split_entries(self, entries: SparseEntries) -> list[SparseEntries]:
         ends = list(itertools.accumulate(self.sizes))
-        before = tf.searchsorted(given.positions, ends)
-        counts = before - tf.concat([[0], before[:-1]], axis=0)
-        number = len(ends)
-        positions = tf.split(given.positions, counts, num=number)
-        values = tf.split(given.values, counts, num=number)
+        entries_before = tf.searchsorted(entries.positions, ends)
+        counts = entries_before - tf.concat([[0], entries_before[:-1]], axis=0)
+        positions = tf.split(entries.positions, counts, num=len(ends))
+        values = tf.split(entries.values, counts, num=len(ends))
         return [
-            SparseEntries(at - (end - size), found, size)
-            for at, found, end, size in zip(
-                positions, values, ends, self.sizes, strict=True
-            )
+            SparseEntries(p - (end - size), v, size)
+            for p, v, end, size in zip(positions, values, ends, self.sizes, strict=True)
         ]
 
 
 def dtype_and_bound(tensor: TensorSpec) -> tuple[tf.DType, tf.DType | None]:
-    """Return what tensors that are seen as one have in common: dtype and bound."""
+    """Return what tensors must have in common to be concatenated."""
     return tensor.dtype, tensor.narrow
 
 
 def flat_views(tensors: Sequence[TensorSpec], together: bool) -> list[FlatView]:
-    """Return what a method sees, in the order of the first tensor of each.
+    """Return the tensors that a method compresses, in the order of their first parts.
 
     Args:
-        tensors: descriptions of all tensors of the step.
-        together: whether the method sees those that are not exempt as one. As wide or
-            narrow as each other, that is: what is seen has one `width`.
+        tensors: specs of all tensors of the step.
+        together: whether the method compresses tensors of one dtype and bound as one.
 
     Raises:
-        ValueError: if what is seen as one has more entries than positions, int32, are.
+        ValueError: for a concatenated tensor whose positions exceed int32.
     """
+    if not together:
+        return [FlatView([i], [t], t) for i, t in enumerate(tensors)]
     groups: dict[object, list[int]] = {}
-    for place, t in enumerate(tensors):
-        seen_with = dtype_and_bound(t) if together and not t.uncompressed else place
-        groups.setdefault(seen_with, []).append(place)
-    return [
-        _view([tensors[place] for place in places], places, not isinstance(key, int))
-        for key, places in groups.items()
-    ]
+    for i, t in enumerate(tensors):
+        groups.setdefault(i if t.uncompressed else dtype_and_bound(t), []).append(i)
+    views = []
+    for places in groups.values():
+        members = [tensors[i] for i in places]
+        is_flat = not members[0].uncompressed
+        spec = _concatenated_spec(members) if is_flat else members[0]
+        views.append(FlatView(places, members, spec))
+    return views
 
 
-def _view(tensors: list[TensorSpec], places: list[int], flat: bool) -> FlatView:
-    first = tensors[0]
-    if not flat:
-        return FlatView(places, tensors, first)
-    label = f"{len(tensors)} tensors from {first.label} on"
+def _concatenated_spec(tensors: list[TensorSpec]) -> TensorSpec:
+    label = f"{len(tensors)} tensors from {tensors[0].label} on"
     size = sum(t.size for t in tensors)
     if size > tf.int32.max:
         raise ValueError(
-            "Positions are sent as int32, and this method sees all tensors that are "
-            f"not exempt as one, so together they may have at most {tf.int32.max} "
-            "entries. Use a method that sees each by itself, as `TopK`, or exclude "
+            "Positions are sent as int32, and this method compresses all tensors as "
+            f"one, so together they may have at most {tf.int32.max} entries. Use a "
+            "method that compresses each tensor by itself, such as `TopK`, or exclude "
             f"some from compression. Received: {label}, with {size} entries"
         )
-    return FlatView(places, tensors, first._replace(label=label, shape=(size,)))
+    return tensors[0]._replace(label=label, shape=(size,))
 
 
-def _apart(value: tf.Tensor, shapes: Sequence[tf.TensorShape]) -> list[tf.Tensor]:
-    """Return the parts, of these shapes, of which a state is the end to end."""
-    parts = tf.split(tf.reshape(value, [-1]), [s.num_elements() for s in shapes])
-    return [tf.reshape(part, s) for part, s in zip(parts, shapes, strict=True)]
+def _split_state(value: tf.Tensor, shapes: Sequence[tf.TensorShape]) -> list[tf.Tensor]:
+    flat = tf.split(tf.reshape(value, [-1]), [s.num_elements() for s in shapes])
+    return [tf.reshape(part, s) for part, s in zip(flat, shapes, strict=True)]
 
 
-def _dense(result: Result) -> Result:
+def _to_dense(result: Result) -> Result:
     sent, chosen = result.sent, result.chosen
     if chosen is None and isinstance(sent, SparseEntries):
         chosen = position_mask(sent)
@@ -179,11 +175,11 @@ def _dense(result: Result) -> Result:
     )
 
 
-def _count(sent: tf.Tensor | SparseEntries | None) -> tf.Tensor | None:
-    """Return how many entries of a tensor went out; None for all.
+def _count_sent(sent: tf.Tensor | SparseEntries | None) -> tf.Tensor | None:
+    """Return how many entries of a tensor were sent; None for all of them.
 
     Args:
-        sent: entries that went out; or whether each did, bool `[n]`.
+        sent: entries that were sent, or a mask, bool `[n]`.
     """
     if isinstance(sent, SparseEntries):
         return tf.size(sent.positions)

@@ -1,6 +1,5 @@
-"""A step composed of any method's exchanges, tensor by tensor."""
+"""The step of any method: runs `Compressor.exchange` for each tensor, in lockstep."""
 
-import inspect
 from collections.abc import Generator, Sequence
 from typing import TypeAlias
 
@@ -12,7 +11,6 @@ from tf_dgc.codecs.tensor_spec import TensorSpec
 from tf_dgc.collectives import packing
 from tf_dgc.collectives.packing import TensorExchange
 from tf_dgc.collectives.requests import (
-    Aggregation,
     Message,
     Reply,
     Result,
@@ -20,13 +18,9 @@ from tf_dgc.collectives.requests import (
     position_mask,
     to_dense_tensor,
 )
-from tf_dgc.compressors.base import Compressor, RandomKeys
-from tf_dgc.compressors.common.one_round import (
-    send_coded,
-    send_rounded,
-    send_whole,
-)
-from tf_dgc.compressors.random_keys import tie_break_key
+from tf_dgc.compressors.base import Compressor
+from tf_dgc.compressors.common.one_round import send_coded, send_rounded, send_whole
+from tf_dgc.compressors.random_keys import RandomKeys, tie_break_key
 from tf_dgc.smart_cond import add_counts, smart_cond
 from tf_dgc.steps.accumulation import accumulate
 from tf_dgc.steps.base import Step, StepInputs, StepOutcome
@@ -36,12 +30,14 @@ StateTensors: TypeAlias = dict[str, tf.Tensor]
 
 
 def start_generic_step(inputs: StepInputs) -> Step:
-    """Return the step; every method has one."""
-    return _step(inputs)
+    """Return the step, which supports every method.
 
-
-def _step(inputs: StepInputs) -> Step:
-    tensors, worker_state = inputs.tensors, inputs.worker_state
+    1. Accumulate the gradients in velocity and residual.
+    2. Exchange the tensors.
+    3. Store the unsent values, the masked velocity, and the method's state.
+    """
+    compressor, tensors = inputs.compressor, inputs.tensors
+    worker_state = inputs.worker_state
     velocity, values, finite = accumulate(
         tensors,
         inputs.gradients,
@@ -51,51 +47,63 @@ def _step(inputs: StepInputs) -> Step:
         inputs.momentum,
         inputs.nesterov,
         inputs.divisors,
-        inputs.compressor.feedback_decay,
+        compressor.feedback_decay,
     )
     worker_state.warn_of(finite, inputs.iteration)
-    # Other sums are as wide as their terms, and are refused when they overflow.
-    bounds = not inputs.compressor.respects_largest
-    within = [
-        value_types.bound(v, t.largest) if bounds and t.narrow else v
-        for t, v in zip(tensors, values, strict=True)
-    ]
-    ties = tie_break_key(inputs.seed, inputs.iteration, len(inputs.sizes))
-    seeds = inputs.seed, inputs.iteration
-    keys_per_tensor = [
-        RandomKeys(*seeds, i, inputs.worker, ties, t.largest, inputs.num_workers)
-        for i, t in zip(inputs.indices, tensors, strict=True)
-    ]
-    states = worker_state.read(inputs.compressor.reads_residual)
-    if inputs.compressor.reads_residual:
-        # So that a method finds the gradient where values were bounded, too.
-        for state, bounded, v in zip(states, within, values, strict=True):
-            if bounded is not v:
-                state["residual"] += tf.reshape(bounded - v, state["residual"].shape)
-    common = worker_state.read_common()
-    merged, common = yield from aggregate_tensors(
-        inputs.compressor,
+    bounded = values
+    if not compressor.respects_largest:
+        # Only for sums that are cast to a narrower dtype; others are checked instead.
+        bounded = [
+            value_types.bound(v, t.largest) if t.narrow else v
+            for t, v in zip(tensors, values, strict=True)
+        ]
+    states = worker_state.read(compressor.reads_residual)
+    if compressor.reads_residual:
+        # The method computes the gradient as `values - state["residual"]`.
+        for state, b, v in zip(states, bounded, values, strict=True):
+            if b is not v:
+                state["residual"] += tf.reshape(b - v, state["residual"].shape)
+    outcome, common = yield from aggregate_tensors(
+        compressor,
         tensors,
-        within,
+        bounded,
         states,
-        common,
-        keys_per_tensor,
+        worker_state.read_common(),
+        _random_keys(inputs),
         finite,
         inputs.sums_uncompressed,
     )
     worker_state.store_common(common)
-    _keep(inputs, velocity, values, merged.results)
-    sent = zip(tensors, merged.results, strict=True)
+    _store(inputs, velocity, values, outcome.results)
     return StepOutcome(
         decode=lambda: (
-            [to_dense_tensor(r.sum) for r in merged.results],
-            merged.nonfinite,
+            [to_dense_tensor(r.sum) for r in outcome.results],
+            outcome.nonfinite,
         ),
         entries=add_counts(
-            [t.size if r.entries is None else r.entries for t, r in sent]
+            [
+                t.size if r.entries is None else r.entries
+                for t, r in zip(tensors, outcome.results, strict=True)
+            ]
         ),
-        sent_bytes=merged.sent_bytes,
+        sent_bytes=outcome.sent_bytes,
     )
+
+
+def _random_keys(inputs: StepInputs) -> list[RandomKeys]:
+    tie_breaks = tie_break_key(inputs.seed, inputs.iteration, len(inputs.sizes))
+    return [
+        RandomKeys(
+            inputs.seed,
+            inputs.iteration,
+            i,
+            inputs.worker,
+            tie_breaks,
+            t.largest,
+            inputs.num_workers,
+        )
+        for i, t in zip(inputs.indices, inputs.tensors, strict=True)
+    ]
 
 
 def aggregate_tensors(
@@ -108,162 +116,153 @@ def aggregate_tensors(
     finite: tf.Tensor,
     separate_uncompressed: bool = False,
 ) -> Generator[list[Message], list[Reply], tuple[packing.PackedOutcome, StateTensors]]:
-    """Run the exchanges of one worker's tensors.
+    """Exchange one worker's tensors.
 
     Args:
-        compressor: method of all tensors that are not exempt.
-        tensors: descriptions of those that have a gradient in this step.
-        values: values that each may send, float `[n]`.
-        states: state of the method by name, for each; empty if exempt.
-        common: state of the method by name, of all at once.
-        keys_per_tensor: seeds of this step, for each.
+        compressor: method of the compressed tensors.
+        tensors: descriptions of the tensors that have a gradient in this step.
+        values: values of each tensor to send, float `[n]`.
+        states: the method's state for each tensor, by name; empty if uncompressed.
+        common: the method's state that all tensors share, by name.
+        keys_per_tensor: random keys of each tensor in this step.
         finite: scalar bool, whether this worker's gradient was finite.
-        separate_uncompressed: whether exempt tensors are summed, whatever the others
-            are.
+        separate_uncompressed: whether uncompressed tensors are summed, even if the
+            method gathers.
 
     Returns:
-        What came of it, with a result for each tensor; and the new `common`.
+        The outcome, with one result per tensor, and the new `common`.
     """
-    exempt_by = "sum" if separate_uncompressed else compressor.aggregation
-    seen = flat_views(tensors, compressor.together)
-    parts = []
-    for view in seen:
-        shaped, state = view.values(values), {**view.state(states), **common}
-        if view.seen.uncompressed:
-            parts.append(_uncompressed_part(view.seen, shaped, exempt_by))
+    aggregation = "sum" if separate_uncompressed else compressor.aggregation
+    views = flat_views(tensors, compressor.together)
+    exchanges = []
+    for view in views:
+        tensor, tensor_values = view.seen, view.values(values)
+        if tensor.uncompressed:
+            exchange = _uncompressed_exchange(tensor, tensor_values, aggregation)
         else:
-            parts.append(
-                _part(compressor, view.seen, shaped, state, view.keys(keys_per_tensor))
-            )
-    merged = yield from packing.run_in_lockstep(parts, finite)
+            state = {**view.state(states), **common}
+            keys = view.keys(keys_per_tensor)
+            exchange = _method_exchange(compressor, tensor, tensor_values, state, keys)
+        exchanges.append(exchange)
+    outcome = yield from packing.run_in_lockstep(exchanges, finite)
     results: dict[int, Result] = {}
-    for view, result in zip(seen, merged.results, strict=True):
+    for view, result in zip(views, outcome.results, strict=True):
         results.update(zip(view.places, view.results(result, states), strict=True))
-        changed = result.state or {}
-        common = {name: changed.get(name, value) for name, value in common.items()}
-    own = merged._replace(results=[results[i] for i in range(len(tensors))])
-    return own, common
+        new = result.state or {}
+        common = {name: new.get(name, value) for name, value in common.items()}
+    ordered = [results[i] for i in range(len(tensors))]
+    return outcome._replace(results=ordered), common
 
 
-def _uncompressed_part(
+def _uncompressed_exchange(
     tensor: TensorSpec, values: tf.Tensor, aggregation: str
 ) -> TensorExchange:
-    within = value_types.bound(values, tensor.largest)
-    if tensor.uncompressed_dtype:
-        stated, exchange = _coded(tensor, within, aggregation)
+    bounded = value_types.bound(values, tensor.largest)
+    if not tensor.uncompressed_dtype:
+        num_bytes = tensor.size * tensor.dtype.size
+        exchange = send_whole(bounded, aggregation)
+    elif aggregation == "sum":
+        num_bytes = tensor.size * tf.bfloat16.size
+        exchange = send_rounded(bounded, tf.bfloat16)
     else:
-        stated = tensor.size * tensor.dtype.size
-        exchange = send_whole(within, aggregation)
-    return TensorExchange(tensor.label, tensor.agreed, stated, exchange, tensor.narrow)
+        num_bytes = 4 * buffer.uncompressed_words([tensor])
+        exchange = send_coded(tf.reshape(bounded, [-1]), tensor.value_type)
+    return TensorExchange(
+        tensor.label, tensor.agreed, num_bytes, exchange, tensor.narrow
+    )
 
 
-def _coded(
-    tensor: TensorSpec, values: tf.Tensor, aggregation: str
-) -> tuple[int, Aggregation]:
-    """Return the bytes and the exchange of an exempt tensor that is coded."""
-    if aggregation == "sum":
-        return tf.bfloat16.size * tensor.size, send_rounded(values, tf.bfloat16)
-    flat = tf.reshape(values, [-1])
-    return 4 * buffer.uncompressed_words([tensor]), send_coded(flat, tensor.value_type)
-
-
-def _part(
+def _method_exchange(
     compressor: Compressor,
     tensor: TensorSpec,
     values: tf.Tensor,
-    state: dict[str, tf.Tensor],
+    state: StateTensors,
     keys: RandomKeys,
 ) -> TensorExchange:
-    """Begin a method's exchange."""
-    begun = compressor.exchange(values, state, keys)
-    _check_generator(compressor, begun)
+    exchange = compressor.exchange(values, state, keys)
+    if not isinstance(exchange, Generator):
+        raise ValueError(
+            f"`{type(compressor).__name__}.exchange` must be a generator that yields "
+            f"`AllReduce(...)` or `AllGather(...)`. Received: {show(exchange)}"
+        )
     return TensorExchange(
         f"{compressor!r} on {tensor.label}",
         tensor.agreed_by(compressor.name),
         compressor.bytes(tensor.shape, tensor.dtype),
-        begun,
+        exchange,
         tensor.narrow,
     )
 
 
-def _check_generator(compressor: Compressor, begun: object) -> None:
-    if not inspect.isgenerator(begun):
-        raise ValueError(
-            f"`{type(compressor).__name__}.exchange` must be a generator: it asks with "
-            f"`yield Sum(...)` or `yield Gather(...)`. Received: {show(begun)}"
-        )
-
-
-def _keep(
+def _store(
     inputs: StepInputs,
     velocity: Sequence[tf.Tensor],
     values: Sequence[tf.Tensor],
     results: Sequence[Result],
 ) -> None:
-    """Store what was not sent, velocity where nothing was sent, and the state."""
+    """Store the unsent values, the masked velocity, and the method's state."""
     worker_state = inputs.worker_state
-    pairs = zip(values, results, strict=True)
-    worker_state.store_residual([_left(v, r.sent) for v, r in pairs])
+    worker_state.store_residual(
+        [_subtract_sent(v, r.sent) for v, r in zip(values, results, strict=True)]
+    )
     if worker_state.last_sent:
         worker_state.last_sent.count_step()
-        chosen = [_chosen(r) for r in results]
-        worker_state.last_sent.record_chosen(inputs.indices, chosen)
+        masks = [_sent_mask(r) for r in results]
+        worker_state.last_sent.record_chosen(inputs.indices, masks)
     if worker_state.velocity:
         worker_state.store_velocity(
             [
-                _mask(inputs, t, v, r)
+                _mask_velocity(inputs, t, v, r)
                 for t, v, r in zip(inputs.tensors, velocity, results, strict=True)
             ]
         )
     worker_state.store_states([r.state or {} for r in results])
 
 
-def _left(values: tf.Tensor, sent: tf.Tensor | SparseEntries) -> tf.Tensor:
-    """Return what was not sent, `[n]`: of `Entries` in the memory of the values."""
-    if not isinstance(sent, SparseEntries):
-        return values - tf.reshape(sent, [-1])
-    at = sent.positions[:, tf.newaxis]
-    return tf.tensor_scatter_nd_sub(values, at, sent.values)
+def _subtract_sent(values: tf.Tensor, sent: tf.Tensor | SparseEntries) -> tf.Tensor:
+    if isinstance(sent, SparseEntries):
+        # In place: TensorFlow reuses the memory of `values`.
+        indices = sent.positions[:, tf.newaxis]
+        return tf.tensor_scatter_nd_sub(values, indices, sent.values)
+    return values - tf.reshape(sent, [-1])
 
 
-def _mask(
+def _mask_velocity(
     inputs: StepInputs, tensor: TensorSpec, velocity: tf.Tensor, result: Result
 ) -> tf.Tensor:
-    """Clear the velocity where entries went out, unless all did."""
+    """Clear the velocity of sent entries, unless the method sends all of them."""
     compressor = inputs.compressor
-    partial = compressor.kind == "sparsification" and result.entries is not None
-    if not partial:
+    if compressor.kind != "sparsification" or result.entries is None:
         return velocity
     return smart_cond(
         inputs.factor_masking,
-        lambda: _cleared(compressor, tensor, velocity, result),
+        lambda: _clear_sent(compressor, tensor, velocity, result),
         lambda: velocity,
     )
 
 
-def _cleared(
+def _clear_sent(
     compressor: Compressor, tensor: TensorSpec, velocity: tf.Tensor, result: Result
 ) -> tf.Tensor:
-    sent = result.sent
-    if result.chosen is None and isinstance(sent, SparseEntries):
-        all_sent = tf.equal(result.entries, tensor.size)
-        kept = tf.where(all_sent, tf.gather(velocity, sent.positions), 0)
-        at = sent.positions[:, tf.newaxis]
-        return tf.tensor_scatter_nd_update(velocity, at, kept)
-    if result.chosen is None:
+    sends_all = tf.equal(result.entries, tensor.size)
+    if result.chosen is not None:
+        masked = tf.where(_sent_mask(result), tf.zeros_like(velocity), velocity)
+        return tf.where(sends_all, velocity, masked)
+    if not isinstance(result.sent, SparseEntries):
         raise ValueError(
             f"{compressor!r} sends some entries and not others, so its "
             "`Result` must say which: pass `chosen`, or `factor_masking=False` to "
             f"the optimizer. Received: entries={result.entries}, chosen=None"
         )
-    masked = tf.where(_chosen(result), tf.zeros_like(velocity), velocity)
-    return tf.where(tf.equal(result.entries, tensor.size), velocity, masked)
+    positions = result.sent.positions
+    new_values = tf.where(sends_all, tf.gather(velocity, positions), 0)
+    return tf.tensor_scatter_nd_update(velocity, positions[:, tf.newaxis], new_values)
 
 
-def _chosen(result: Result) -> tf.Tensor:
-    """Return whether each entry went out, by value where the method does not say."""
-    chosen, sent = result.chosen, result.sent
-    if chosen is None and isinstance(sent, SparseEntries):
-        return position_mask(sent)
-    chosen = tf.not_equal(sent, 0) if chosen is None else chosen
-    return tf.reshape(chosen, [-1])
+def _sent_mask(result: Result) -> tf.Tensor:
+    """Return whether each entry was sent, bool `[n]`; by value if unspecified."""
+    if result.chosen is not None:
+        return tf.reshape(result.chosen, [-1])
+    if isinstance(result.sent, SparseEntries):
+        return position_mask(result.sent)
+    return tf.reshape(tf.not_equal(result.sent, 0), [-1])

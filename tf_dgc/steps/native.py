@@ -1,10 +1,14 @@
-"""The same step by the native operations: one pass over memory."""
+"""The top-k step's arithmetic, and updates, with the native operations.
+
+`tensorflow_ops.py` has the same functions with TensorFlow operations, which produce the
+same bits.
+"""
 
 import functools
 import math
 import warnings
 from collections.abc import Callable, Sequence
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeAlias
 
 import keras
 import tensorflow as tf
@@ -18,36 +22,46 @@ from tf_dgc.steps.accumulation import Gradient, divide, flatten, gradient_values
 from tf_dgc.steps.plan import LocalStep, StepPlan
 from tf_dgc.steps.preconditioning import Divisor
 
+_Compressed: TypeAlias = tuple[tf.Tensor, tf.Tensor, tf.Tensor]
+_Decoded: TypeAlias = tuple[list[tf.Tensor], tf.Tensor]
+
 
 def is_available(variables: Sequence[keras.Variable]) -> bool:
-    """Whether the native operations can be used for these accumulators, here and now.
+    """Return whether this process has native operations for these accumulators.
 
-    They run on CPUs and, but for float64, on GPUs if there are CUDA kernels.
+    They run on CPUs, and with CUDA kernels also on GPUs, there not in float64.
     """
     if native_library.load_library().library is None:
         return False
     if not is_on_gpu(variables):
         return True
-    return all(is_on_gpu([v]) for v in variables) and _has_gpu_kernels(variables)
+    return (
+        all(is_on_gpu([v]) for v in variables)
+        and all(v.dtype != "float64" for v in variables)
+        and not native_library.load_library().cuda_problem
+    )
+
+
+def rules_available(variables: Sequence[keras.Variable]) -> bool:
+    """Return whether `UpdateRule`s can be applied to these variables: only on CPUs.
+
+    Plain SGD also runs on GPUs, by `decode_and_apply`.
+    """
+    return is_available(variables) and not is_on_gpu(variables)
 
 
 def is_on_gpu(variables: Sequence[keras.Variable]) -> bool:
-    """Whether any of the variables is on a GPU."""
+    """Return whether any of the variables is on a GPU."""
     return any("GPU" in v.value.device.upper() for v in variables)
-
-
-def _has_gpu_kernels(variables: Sequence[keras.Variable]) -> bool:
-    wide = any(v.dtype == "float64" for v in variables)
-    return not wide and not native_library.load_library().cuda_problem
 
 
 @functools.cache
 def warn_of_xla() -> None:
-    """Warn once per process, if XLA is why the native operations are not used."""
+    """Warn once per process if the native operations are not used because of XLA."""
     if native_library.load_library().library is None:
         return
     warnings.warn(
-        "XLA compiles this step (`jit_compile=True`) and does not know the native "
+        "XLA compiles this step (`jit_compile=True`) and does not support the native "
         "operations of tf_dgc; TensorFlow operations do the same and take several "
         "times as long. Compile the model with `jit_compile=False` to use them.",
         RuntimeWarning,
@@ -55,194 +69,136 @@ def warn_of_xla() -> None:
     )
 
 
-def compress(step: LocalStep) -> tuple[tf.Tensor, tf.Tensor, tf.Tensor]:
-    """Do what `operations.compress` does; a large dense step is left to it."""
+# Compressing and decoding.
 
-    def whole() -> tuple:
+
+def compress(step: LocalStep) -> _Compressed:
+    """Correct, select, mask and encode; see `tensorflow_ops.compress`.
+
+    A dense step is native only if all tensors are uncompressed and of one dtype.
+    """
+
+    def encode_dense() -> _Compressed:
         if step.plan.is_uncompressed:
-            return _compress_exempt(step)
-        return tensorflow_ops.compress(
-            step._replace(plan=step.plan._replace(dense=True))
-        )
+            return _encode_uncompressed(step)
+        plan = step.plan._replace(dense=True)
+        return tensorflow_ops.compress(step._replace(plan=plan))
 
-    def chosen() -> tuple:
-        words = _compress(step)
-        finite = tf.equal(words[buffer.FLAGS_WORD], 0)
-        return tf.zeros([0], step.plan.summed_dtype), words, finite
+    def encode_sparse() -> _Compressed:
+        words = _encode(step)
+        return tf.zeros([0], step.plan.summed_dtype), words, _is_finite(words)
 
-    return smart_cond(step.plan.dense, whole, chosen)
+    compressed: _Compressed = smart_cond(step.plan.dense, encode_dense, encode_sparse)
+    return compressed
 
 
-def decode_and_sum(
-    plan: StepPlan, vector: tf.Tensor, buffers: tf.Tensor
-) -> tuple[list[tf.Tensor], tf.Tensor]:
-    """Do what `operations.unpack` does."""
+def decode_and_sum(plan: StepPlan, vector: tf.Tensor, buffers: tf.Tensor) -> _Decoded:
+    """Decode the reply of the exchange; see `tensorflow_ops.decode_and_sum`."""
 
-    def chosen() -> tuple:
+    def decode_sparse() -> _Decoded:
         nonfinite, sums = ops().tf_dgc_sum(
             buffers=buffers,
-            counts=entry_counts(plan),
-            T=[t.dtype for t in plan.layout],
             sizes=[t.size for t in plan.layout],
-            **layout_attributes(plan),
+            **_buffer_operands(plan),
         )
         return sums, nonfinite
 
-    return smart_cond(
-        plan.dense, lambda: buffer.decode_dense(vector, plan.layout), chosen
+    decoded: _Decoded = smart_cond(
+        plan.dense, lambda: buffer.decode_dense(vector, plan.layout), decode_sparse
     )
+    return decoded
 
 
-def _compress_exempt(step: LocalStep) -> tuple[tf.Tensor, tf.Tensor, tf.Tensor]:
-    """Take all in one pass, as words, which are the vector's bits."""
+def scales_or_nan(
+    gradients: Sequence[tf.Tensor],
+    scales: Sequence[clipping.Scale],
+    variables: Sequence[keras.Variable],
+) -> tf.Tensor:
+    """Return `clipping.scales_or_nan`, native unless anything is on a GPU."""
+    on_gpu = is_on_gpu(variables) or any("GPU" in g.device.upper() for g in gradients)
+    return clipping.scales_or_nan(gradients, scales, use_native=not on_gpu)
+
+
+def _encode_uncompressed(step: LocalStep) -> _Compressed:
+    """Encode all entries in one pass; the words are the bits of the dense vector."""
     dtype = step.plan.summed_dtype
     if dtype == tf.bfloat16:
         step = step._replace(plan=step.plan.coded_as("bfloat16"))
-    words = _compress(step)
-    finite = tf.equal(words[buffer.FLAGS_WORD], 0)
+    words = _encode(step)
     body = words[buffer.HEADER_WORDS :]
     if dtype == tf.bfloat16:
-        values = _halves(body, [t.size for t in step.plan.layout])
+        values = _bfloat16_values(body, [t.size for t in step.plan.layout])
     else:
         values = from_words(body, dtype, [-1])
+    finite = _is_finite(words)
     return buffer.encode_dense([values], finite, dtype), tf.zeros([0], tf.int32), finite
 
 
-def _halves(words: tf.Tensor, sizes: Sequence[int]) -> tf.Tensor:
-    """Return bfloat16 numbers of tensors, each from a word of its own on."""
-    halves = tf.reshape(tf.bitcast(words, tf.bfloat16), [-1])
+def _bfloat16_values(words: tf.Tensor, sizes: Sequence[int]) -> tf.Tensor:
+    """Return the bfloat16 numbers of tensors that each begin with a new word."""
+    values = tf.reshape(tf.bitcast(words, tf.bfloat16), [-1])
     if not any(size % 2 for size in sizes):
-        return halves
-    padded = [size + size % 2 for size in sizes]
-    parts = zip(tf.split(halves, padded), sizes, strict=True)
-    return tf.concat([part[:size] for part, size in parts], axis=0)
+        return values
+    padded = tf.split(values, [size + size % 2 for size in sizes])
+    return tf.concat([p[:size] for p, size in zip(padded, sizes, strict=True)], axis=0)
 
 
-def _compress(step: LocalStep) -> tf.Tensor:
-    if not supports(step.divisors):
-        step = _divided(step)
-    gradients = _for_device(step)
-    values = list(map(gradient_values, gradients))
+def _encode(step: LocalStep) -> tf.Tensor:
+    """Return the words of a sparse step; update velocity and residual."""
+    gradients, scales, divisors = step.gradients, step.scales, step.divisors
+    if not supports(divisors):
+        gradients, scales = divide(step.plan.layout, gradients, scales, divisors)
+        divisors = ()
+    if is_on_gpu(step.residual or []):  # the GPU kernel has no sparse gradients
+        gradients = [
+            flatten(g, t) if isinstance(g, tf.IndexedSlices) else g
+            for g, t in zip(gradients, step.plan.layout, strict=True)
+        ]
+    values = [gradient_values(g) for g in gradients]
     words = ops().tf_dgc_compress(
         gradients=values,
         velocity=[resource_handle(v) for v in step.velocity or []],
         residual=[resource_handle(v) for v in step.residual or []],
         momentum=tf.constant(step.momentum, tf.float64),
-        scales=zero_scales_if_nonfinite(values, step.scales, step.residual or []),
+        scales=scales_or_nan(values, scales, step.residual or []),
         counts=entry_counts(step.plan),
         offsets=tf.stack(step.offsets),
         nesterov=step.nesterov,
         factor_masking=step.factor_masking,
         largest_exponents=_exponents(step.plan),
         **row_operands(gradients),
-        **divisor_operands(step.divisors),
+        **divisor_operands(divisors),
         **layout_attributes(step.plan),
     )
     length = buffer.sparse_words(step.plan.layout, step.plan.counts)
     return tf.ensure_shape(words, [length if isinstance(length, int) else None])
 
 
-def zero_scales_if_nonfinite(
-    gradients: Sequence[tf.Tensor],
-    scales: Sequence[clipping.Scale],
-    variables: Sequence[keras.Variable],
-) -> tf.Tensor:
-    """Do what `clipping.drop` does, natively but on GPUs.
-
-    Args:
-        gradients: dense tensors, or the values of rows.
-        scales: factor of each.
-        variables: accumulators, which say where the step runs.
-    """
-    on_gpu = is_on_gpu(variables) or any("GPU" in g.device.upper() for g in gradients)
-    return clipping.scales_or_nan(gradients, scales, use_native=not on_gpu)
-
-
-def row_operands(gradients: Sequence[Gradient]) -> dict[str, Any]:
-    """Return what operations take of the rows of sparse gradients."""
-    rows = {
-        i: g.indices for i, g in enumerate(gradients) if isinstance(g, tf.IndexedSlices)
-    }
-    return {"rows": list(rows.values()), "sparse": list(rows)}
-
-
-def supports(divisors: Sequence[Divisor | None]) -> bool:
-    """Whether the native operations can do these divisions."""
-    return all(d is None or d.is_plain for d in divisors)
-
-
-def divisor_operands(divisors: Sequence[Divisor | None]) -> dict[str, Any]:
-    """Return what operations take of the divisors of gradients."""
-    places = [i for i, d in enumerate(divisors) if d is not None]
-    found = [d for d in divisors if d is not None]
-    rows = [d.numbers for d in found]
-    return {
-        "moments": [resource_handle(d.moment) for d in found],
-        "divided": places,
-        "divisors": tf.stack(rows) if rows else tf.zeros([0, 5], tf.float64),
-    }
-
-
-def _divided(step: LocalStep) -> LocalStep:
-    """Return the step with its divisions done, for kernels that do not know them."""
-    given, scales = divide(step.plan.layout, step.gradients, step.scales, step.divisors)
-    return step._replace(gradients=given, scales=scales, divisors=())
-
-
-def _for_device(step: LocalStep) -> list[Gradient]:
-    """Return the gradients; without sparse ones on GPUs, whose kernel has none."""
-    if not is_on_gpu(step.residual or []):
-        return list(step.gradients)
-    pairs = zip(step.gradients, step.plan.layout, strict=True)
-    return [flatten(g, t) if gradient_values(g) is not g else g for g, t in pairs]
+def _is_finite(words: tf.Tensor) -> tf.Tensor:
+    return tf.equal(words[buffer.FLAGS_WORD], 0)
 
 
 def _exponents(plan: StepPlan) -> list[int]:
-    """Return e of `largest`, which is 2**e; 1024 is beyond any number."""
+    """Return e of each tensor's `largest`, 2**e; 1024 if it is infinite."""
     return [
         1024 if math.isinf(t.largest) else math.frexp(t.largest)[1] - 1
         for t in plan.layout
     ]
 
 
-def layout_attributes(plan: StepPlan) -> dict[str, Any]:
-    """Return what all workers agree upon, as attributes of the operations."""
-    return {
-        "value_types": [t.wire_name for t in plan.layout],
-        "fingerprint": buffer.layout_fingerprint(plan.layout),
-    }
-
-
-def entry_counts(plan: StepPlan) -> tf.Tensor:
-    """Return how many entries of each tensor are sent, int32 `[tensors]`."""
-    if any(map(tf.is_tensor, plan.counts)):
-        return tf.stack([tf.cast(k, tf.int32) for k in plan.counts])
-    return tf.constant(plan.counts, tf.int32)
-
-
-def resource_handle(variable: keras.Variable) -> tf.Tensor:
-    """Return the resource of this replica's value."""
-    return variable.value.handle
-
-
-def ops() -> Any:
-    """Return the module of the operations, one function each."""
-    return native_library.load_library().library
-
-
-# --- The update of variables by the native operations, without sums in between.
+# Updating variables.
 
 
 class UpdateRule(NamedTuple):
-    """An update that the native operations know, of some variables.
+    """An inner optimizer's update that the native operations support.
 
     Attributes:
         names: name of each variable's rule in `custom_ops/cpu/rules.h`.
-        hyperparameters: numbers of the rules by name, float64 `[6]`; the learning rate
+        hyperparameters: hyperparameters by rule name, float64 `[6]`; the learning rate
             is first.
         variables: variables of the model.
-        slots: optimizer's variables of each variable, in its rule's order.
-        decays: whether each variable's weights decay.
+        slots: optimizer variables of each variable, in its rule's order.
+        decays: whether weight decay applies to each variable.
     """
 
     names: Sequence[str]
@@ -252,17 +208,17 @@ class UpdateRule(NamedTuple):
     decays: Sequence[bool]
 
     @property
-    def descends(self) -> bool:
-        """Whether entries are unchanged where the sum is 0."""
+    def is_plain_sgd(self) -> bool:
+        """Whether entries whose sum is 0 do not change."""
         return set(self.names) <= {"sgd"} and not any(self.decays)
 
     @property
-    def is_narrow(self) -> bool:
+    def is_float32(self) -> bool:
         """Whether all variables are float32."""
         return all(v.dtype == "float32" for v in self.variables)
 
     def of(self, places: Sequence[int]) -> "UpdateRule":
-        """Return the same update of some of these variables."""
+        """Return the rule for some of the variables."""
         return self._replace(
             names=[self.names[i] for i in places],
             variables=[self.variables[i] for i in places],
@@ -271,85 +227,56 @@ class UpdateRule(NamedTuple):
         )
 
 
-def rules_available(variables: Sequence[keras.Variable]) -> bool:
-    """Whether rules can be applied to these variables here: on CPUs alone.
-
-    Plain descent by `apply` runs where a step's other operations do.
-    """
-    return is_available(variables) and not is_on_gpu(variables)
-
-
 def decode_and_apply(
     plan: StepPlan, vector: tf.Tensor, buffers: tf.Tensor, rule: UpdateRule
 ) -> tf.Tensor:
-    """Decode, sum, and update this worker's variables and slots in place.
+    """Decode, sum, and update variables and slots in place.
 
-    Plain descent touches only what was sent; the result is that of the dense update,
-    bit for bit.
+    Plain SGD touches only the entries that were sent, with the same bits as an update
+    of all entries.
 
     Args:
-        plan: plan that was packed with.
+        plan: plan by which all workers encoded.
         vector: sum of the dense vectors; ignored if sparse.
         buffers: buffers of all workers, int32 `[num_workers, words]`; ignored if dense.
-        rule: update of the plan's tensors, where that is live; or descent.
+        rule: update of the plan's tensors: plain SGD, or where `rules_available`.
 
     Returns:
         The number of workers whose gradient was not finite, scalar int32.
     """
-    # A sum of what was coded is not coded itself.
-    vector = tf.cast(vector, plan.coded_as(None).summed_dtype)
-    if rule.descends:
-        return _descend(plan, vector, buffers, rule)
+    # The sum of bfloat16 values has the accumulators' dtype from here on.
+    plan_of_sum = plan.coded_as(None)
+    vector = tf.cast(vector, plan_of_sum.summed_dtype)
 
-    def whole() -> tf.Tensor:
-        _apply_sums(rule, [vector], flat=True)
-        return tf.cast(vector[0], tf.int32)
+    def apply_dense() -> tf.Tensor:
+        if not rule.is_plain_sgd:
+            ops().tf_dgc_apply_sums(**rule_operands(rule), sums=[vector], flat=True)
+            return tf.cast(vector[0], tf.int32)
+        if plan.is_uncompressed:
+            return _apply_sgd_uncompressed(plan_of_sum, vector, rule)
+        return _apply_sgd_dense(plan, vector, rule)
 
-    def chosen() -> tf.Tensor:
+    def apply_sparse() -> tf.Tensor:
+        if rule.is_plain_sgd:
+            return _apply_sgd_sparse(plan, buffers, rule)
         return ops().tf_dgc_apply(
-            **rule_operands(rule),
-            buffers=buffers,
-            counts=entry_counts(plan),
-            T=[t.dtype for t in plan.layout],
-            **layout_attributes(plan),
+            **rule_operands(rule), buffers=buffers, **_buffer_operands(plan)
         )
 
-    return smart_cond(plan.dense, whole, chosen)
-
-
-def assign_entries(
-    plan: StepPlan, words: tf.Tensor, variables: Sequence[keras.Variable]
-) -> tf.Tensor:
-    """Set variables in place to what one buffer has, at the positions that it has.
-
-    TensorFlow's own scatter leaves a variable behind of which every later read is a
-    copy of all of it.
-
-    Args:
-        plan: plan of a sparse step, by which the buffer was encoded.
-        words: buffer, int32 `[words]`.
-        variables: variables of the plan's dtypes, where `is_live`.
-
-    Returns:
-        Whether the buffer is marked as of a gradient that is not finite, scalar int32.
-    """
-    return ops().tf_dgc_put(
-        variables=[resource_handle(v) for v in variables],
-        buffers=words[tf.newaxis],
-        counts=entry_counts(plan),
-        T=[t.dtype for t in plan.layout],
-        **layout_attributes(plan),
-    )
+    return smart_cond(plan.dense, apply_dense, apply_sparse)
 
 
 def apply_decoded(
     decode: Callable[[], tuple[Sequence[tf.Tensor], tf.Tensor]], rule: UpdateRule
 ) -> tf.Tensor:
-    """Update by what a step's `Outcome.decode` returns, as `apply` does.
+    """Update variables and slots by the result of `StepOutcome.decode`.
 
     Args:
-        decode: function that returns sums, and the number of workers.
-        rule: update of float32 variables, where that is live.
+        decode: function that returns the sums and the number of non-finite gradients.
+        rule: update of float32 variables, where `rules_available`.
+
+    Returns:
+        The number of non-finite gradients, scalar int32.
     """
     sums, nonfinite = decode()
     apply_sums(rule, [tf.cast(s, tf.float32) for s in sums])
@@ -357,73 +284,147 @@ def apply_decoded(
 
 
 def apply_sums(rule: UpdateRule, sums: Sequence[tf.Tensor]) -> None:
-    """Update this worker's variables and slots by sums, in one pass over each.
+    """Update variables and slots in place, in one pass over each.
 
     Args:
-        rule: update of float32 variables, where that is live.
-        sums: sum over workers of each variable, float32, of any shape.
+        rule: update of float32 variables, where `rules_available`.
+        sums: sum over workers of each variable's gradient, float32, of any shape.
     """
-    _apply_sums(rule, list(sums), flat=False)
+    ops().tf_dgc_apply_sums(**rule_operands(rule), sums=list(sums), flat=False)
 
 
-def _apply_sums(rule: UpdateRule, sums: list[tf.Tensor], flat: bool) -> None:
-    ops().tf_dgc_apply_sums(**rule_operands(rule), sums=sums, flat=flat)
-
-
-def rule_operands(rule: UpdateRule) -> dict:
-    """Return what all operations that apply rules take."""
-    rules = list(dict.fromkeys(rule.names))
-    rows = [(v, *slots) for v, slots in zip(rule.variables, rule.slots, strict=True)]
-    return {
-        "rules": rules,
-        "rule_of": [rules.index(name) for name in rule.names],
-        "decays": list(rule.decays),
-        "updated": [resource_handle(v) for row in rows for v in row],
-        "hyperparameters": tf.stack([rule.hyperparameters[name] for name in rules]),
-    }
-
-
-def _descend(
-    plan: StepPlan, vector: tf.Tensor, buffers: tf.Tensor, rule: UpdateRule
+def assign_entries(
+    plan: StepPlan, words: tf.Tensor, variables: Sequence[keras.Variable]
 ) -> tf.Tensor:
-    rate = rule.hyperparameters["sgd"][2]
+    """Assign the entries of one buffer to variables, in place.
 
-    def whole() -> tf.Tensor:
-        if plan.is_uncompressed:
-            return _descend_exempt(plan.coded_as(None), vector, rule, rate)
-        sums, nonfinite = buffer.decode_dense(vector, plan.layout)
-        for v, s in zip(rule.variables, sums, strict=True):
-            update = tf.reshape(s * tf.cast(rate, s.dtype), v.shape)
-            tf.raw_ops.AssignSubVariableOp(resource=resource_handle(v), value=update)
-        return nonfinite
+    After a TensorFlow scatter, every later read would copy the whole variable.
 
-    return smart_cond(
-        plan.dense, whole, lambda: _descend_sparse(plan, buffers, rule, rate)
+    Args:
+        plan: plan of the sparse step by which the buffer was encoded.
+        words: buffer, int32 `[words]`.
+        variables: variables of the plan's dtypes, where `is_available`.
+
+    Returns:
+        1 if the buffer is flagged as not finite, else 0, scalar int32.
+    """
+    return ops().tf_dgc_put(
+        variables=[resource_handle(v) for v in variables],
+        buffers=words[tf.newaxis],
+        **_buffer_operands(plan),
     )
 
 
-def _descend_sparse(
-    plan: StepPlan, buffers: tf.Tensor, rule: UpdateRule, rate: tf.Tensor
+def _apply_sgd_dense(plan: StepPlan, vector: tf.Tensor, rule: UpdateRule) -> tf.Tensor:
+    sums, nonfinite = buffer.decode_dense(vector, plan.layout)
+    rate = _sgd_rate(rule)
+    for v, s in zip(rule.variables, sums, strict=True):
+        update = tf.reshape(s * tf.cast(rate, s.dtype), v.shape)
+        tf.raw_ops.AssignSubVariableOp(resource=resource_handle(v), value=update)
+    return nonfinite
+
+
+def _apply_sgd_uncompressed(
+    plan: StepPlan, vector: tf.Tensor, rule: UpdateRule
+) -> tf.Tensor:
+    """Apply a dense vector in one pass, as the buffer of a single worker."""
+    length = buffer.sparse_words(plan.layout, plan.counts)
+    fingerprint = buffer.layout_fingerprint(plan.layout)
+    body = to_words(vector[1:])
+    words = buffer.add_header(fingerprint, length, [body], tf.constant(True))
+    applied = _apply_sgd_sparse(plan, words[tf.newaxis], rule)
+    with tf.control_dependencies([applied]):
+        return tf.cast(vector[0], tf.int32)
+
+
+def _apply_sgd_sparse(
+    plan: StepPlan, buffers: tf.Tensor, rule: UpdateRule
 ) -> tf.Tensor:
     return ops().tf_dgc_descend(
         variables=[resource_handle(v) for v in rule.variables],
-        rate=rate,
+        rate=_sgd_rate(rule),
         buffers=buffers,
-        counts=entry_counts(plan),
-        T=[t.dtype for t in plan.layout],
+        **_buffer_operands(plan),
+    )
+
+
+def _sgd_rate(rule: UpdateRule) -> tf.Tensor:
+    return rule.hyperparameters["sgd"][2]
+
+
+# Operands and attributes of the native operations.
+
+
+def ops() -> Any:
+    """Return the module of the native operations, one function each."""
+    return native_library.load_library().library
+
+
+def resource_handle(variable: keras.Variable) -> tf.Tensor:
+    """Return the resource of this replica's value."""
+    return variable.value.handle
+
+
+def entry_counts(plan: StepPlan) -> tf.Tensor:
+    """Return the number of entries sent of each tensor, int32 `[tensors]`."""
+    if any(map(tf.is_tensor, plan.counts)):
+        return tf.stack([tf.cast(k, tf.int32) for k in plan.counts])
+    return tf.constant(plan.counts, tf.int32)
+
+
+def layout_attributes(plan: StepPlan) -> dict[str, Any]:
+    """Return the attributes for a layout, which are equal on all workers."""
+    return {
+        "value_types": [t.wire_name for t in plan.layout],
+        "fingerprint": buffer.layout_fingerprint(plan.layout),
+    }
+
+
+def _buffer_operands(plan: StepPlan) -> dict[str, Any]:
+    """Return the operands for decoding buffers."""
+    return {
+        "counts": entry_counts(plan),
+        "T": [t.dtype for t in plan.layout],
         **layout_attributes(plan),
-    )
+    }
 
 
-def _descend_exempt(
-    plan: StepPlan, vector: tf.Tensor, rule: UpdateRule, rate: tf.Tensor
-) -> tf.Tensor:
-    """Subtract the sums as if one worker alone had sent them, in one pass."""
-    body = to_words(vector[1:])
-    length = buffer.sparse_words(plan.layout, plan.counts)
-    words = buffer.add_header(
-        buffer.layout_fingerprint(plan.layout), length, [body], tf.constant(True)
-    )
-    done = _descend_sparse(plan, words[tf.newaxis], rule, rate)
-    with tf.control_dependencies([done]):
-        return tf.cast(vector[0], tf.int32)
+def row_operands(gradients: Sequence[Gradient]) -> dict[str, Any]:
+    """Return the operands for the rows of sparse gradients."""
+    rows = {
+        i: g.indices for i, g in enumerate(gradients) if isinstance(g, tf.IndexedSlices)
+    }
+    return {"rows": list(rows.values()), "sparse": list(rows)}
+
+
+def supports(divisors: Sequence[Divisor | None]) -> bool:
+    """Return whether the native operations support these divisors."""
+    return all(d is None or d.is_plain for d in divisors)
+
+
+def divisor_operands(divisors: Sequence[Divisor | None]) -> dict[str, Any]:
+    """Return the operands for dividing gradients."""
+    by_place = {i: d for i, d in enumerate(divisors) if d is not None}
+    numbers = [d.numbers for d in by_place.values()]
+    return {
+        "moments": [resource_handle(d.moment) for d in by_place.values()],
+        "divided": list(by_place),
+        "divisors": tf.stack(numbers) if numbers else tf.zeros([0, 5], tf.float64),
+    }
+
+
+def rule_operands(rule: UpdateRule) -> dict[str, Any]:
+    """Return the operands for applying a rule."""
+    names = list(dict.fromkeys(rule.names))
+    updated = [
+        variable
+        for v, slots in zip(rule.variables, rule.slots, strict=True)
+        for variable in (v, *slots)
+    ]
+    return {
+        "rules": names,
+        "rule_of": [names.index(name) for name in rule.names],
+        "decays": list(rule.decays),
+        "updated": [resource_handle(v) for v in updated],
+        "hyperparameters": tf.stack([rule.hyperparameters[name] for name in names]),
+    }

@@ -1,11 +1,11 @@
-"""What a worker sends to its neighbours, and what it makes of what they send.
+"""One-way messages: everything that one worker sends in a step, and its decoding.
 
-A method's exchange is asked as if its worker were alone. All that it asks for, in all
-rounds, is one message; who receives it lets the exchange run again, with that for
-replies, and has what was sent.
+A method's exchange runs as if its worker were alone. All its requests, of all rounds,
+form one message. The receiver runs the same exchange with the message as replies, and
+so obtains what was sent.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Generator, Sequence
 from typing import Any, NamedTuple
 
 import tensorflow as tf
@@ -13,7 +13,8 @@ import tensorflow as tf
 from tf_dgc.codecs.bits import from_words, to_words
 from tf_dgc.codecs.checks import BufferCheck, require
 from tf_dgc.codecs.tensor_spec import TensorSpec
-from tf_dgc.collectives.requests import AllGather, Message, to_dense_tensor
+from tf_dgc.collectives.packing import PackedOutcome
+from tf_dgc.collectives.requests import AllGather, Message, Reply, to_dense_tensor
 from tf_dgc.compressors.base import Compressor
 from tf_dgc.compressors.random_keys import RandomKeys, tie_break_key
 from tf_dgc.smart_cond import add_counts
@@ -21,14 +22,14 @@ from tf_dgc.steps.generic_step import StateTensors, aggregate_tensors
 
 
 class NeighborMessage(NamedTuple):
-    """What one worker sent.
+    """The content of one worker's message.
 
     Attributes:
-        values: values that were sent of each tensor, `[n]`.
-        finite: whether its values were finite, scalar bool; else they are zeros.
+        values: values that were sent of each tensor, `[n]`; zeros if not finite.
+        finite: whether the worker's values were finite, scalar bool.
         entries: number of entries, an int or a scalar int64 tensor.
-        states: state of the method by name, of each tensor, as it is then; as it was
-            if the values were not finite.
+        states: new state of the method by name, of each tensor; the old state if the
+            values were not finite.
     """
 
     values: list[tf.Tensor]
@@ -38,14 +39,13 @@ class NeighborMessage(NamedTuple):
 
 
 class NeighborCoder:
-    """Codes the tensors of one worker in one round, and decodes those of others.
+    """Encodes the tensors of one worker in one round, and decodes those of others.
 
     Args:
-        compressor: method without a state that a worker has alone, of all tensors that
-            are not exempt.
-        tensors: descriptions of all tensors.
-        seed: seed of all randomness; equal on all workers.
-        number: number of the round, scalar int64.
+        compressor: method of all compressed tensors, without per-worker state.
+        tensors: specs of all tensors.
+        seed: seed of all random choices; equal on all workers.
+        round_number: scalar int64.
     """
 
     def __init__(
@@ -53,11 +53,11 @@ class NeighborCoder:
         compressor: Compressor,
         tensors: Sequence[TensorSpec],
         seed: int,
-        number: tf.Tensor,
+        round_number: tf.Tensor,
     ):
         self._compressor, self._tensors = compressor, tensors
-        self._seeds = seed, number
-        self._ties = tie_break_key(seed, number, len(tensors))
+        self._seed, self._round_number = seed, round_number
+        self._tie_break_key = tie_break_key(seed, round_number, len(tensors))
 
     def encode(
         self,
@@ -66,22 +66,22 @@ class NeighborCoder:
         worker: int,
         states: Sequence[StateTensors] | None = None,
     ) -> tuple[tf.Tensor, NeighborMessage]:
-        """Return the message of this worker, int32 `[w]`, and what is in it.
+        """Return the message of this worker, int32 `[w]`, and its content.
 
         Args:
-            values: values of each tensor, `[n]`, finite.
-            finite: whether they were, scalar bool, or are zeros in place of others.
+            values: values of each tensor, `[n]`; zeros if they are not finite.
+            finite: whether they are finite, scalar bool.
             worker: index of this worker.
             states: state of the method by name, of each tensor; None for none.
         """
-        messages: list[Message] = []
+        requests: list[Message] = []
 
-        def reply(asked: list[Message]) -> list[tf.Tensor]:
-            messages.extend(asked)
-            return [_as_reply(message, message[0]) for message in asked]
+        def reply(new_requests: list[Message]) -> list[tf.Tensor]:
+            requests.extend(new_requests)
+            return [_reply_to_lone_worker(r, r[0]) for r in new_requests]
 
-        sent = self._run(values, finite, worker, reply, states)
-        return tf.concat([to_words(m[0]) for m in messages], axis=0), sent
+        content = self._run(values, finite, worker, reply, states)
+        return tf.concat([to_words(r[0]) for r in requests], axis=0), content
 
     def decode(
         self,
@@ -90,48 +90,49 @@ class NeighborCoder:
         worker: int | tf.Tensor,
         states: Sequence[StateTensors] | None = None,
     ) -> NeighborMessage:
-        """Return what is in a message.
+        """Return the content of a message.
 
         Args:
             words: message of another worker, int32 `[w]`.
-            values: values of the same tensors on this worker.
+            values: tensors of the same shapes, such as this worker's values.
             worker: index of the other worker.
             states: state of the method of the other worker, as in `encode`.
         """
-        rest = [words]
+        rest = words
 
-        def reply(asked: list[Message]) -> list[tf.Tensor]:
-            found = []
-            for message in asked:
-                size = tf.size(to_words(message[0]))
-                mine, rest[0] = rest[0][:size], rest[0][size:]
-                found.append(_as_reply(message, from_words(mine, message[0])))
-            return found
+        def reply(requests: list[Message]) -> list[tf.Tensor]:
+            nonlocal rest
+            replies = []
+            for request in requests:
+                size = tf.size(to_words(request[0]))
+                value = from_words(rest[:size], request[0])
+                rest = rest[size:]
+                replies.append(_reply_to_lone_worker(request, value))
+            return replies
 
-        sent = self._run(values, tf.constant(True), worker, reply, states)
-        if rest[0].shape == (0,):
-            return sent
-        left = tf.size(rest[0])[tf.newaxis]
-        check = BufferCheck("words behind the last tensor", left, 0)
-        return sent._replace(values=require([check], sent.values))
+        content = self._run(values, tf.constant(True), worker, reply, states)
+        if rest.shape == (0,):
+            return content
+        check = BufferCheck("words after the last tensor", tf.size(rest)[tf.newaxis], 0)
+        return content._replace(values=require([check], content.values))
 
-    def given(
+    def start_step(
         self,
         values: Sequence[tf.Tensor],
         finite: tf.Tensor,
         worker: int | tf.Tensor,
         states: Sequence[StateTensors] | None = None,
-    ) -> tuple:
-        """Return the arguments of `run_exchanges`."""
+    ) -> Generator[list[Message], list[Reply], tuple[PackedOutcome, StateTensors]]:
+        """Start the exchange of one worker's tensors; for arguments see `encode`."""
         keys_per_tensor = [
-            RandomKeys(*self._seeds, i, worker, self._ties) for i in range(len(values))
+            RandomKeys(self._seed, self._round_number, i, worker, self._tie_break_key)
+            for i in range(len(values))
         ]
-        known = [{} for _ in values] if states is None else states
-        return (
+        return aggregate_tensors(
             self._compressor,
             self._tensors,
             values,
-            known,
+            [{} for _ in values] if states is None else states,
             {},
             keys_per_tensor,
             finite,
@@ -145,29 +146,39 @@ class NeighborCoder:
         reply: Callable[[list[Message]], list[tf.Tensor]],
         states: Sequence[StateTensors] | None,
     ) -> NeighborMessage:
-        step = aggregate_tensors(*self.given(values, finite, worker, states))
+        step = self.start_step(values, finite, worker, states)
         replies: Any = None
         while True:
             try:
-                asked = step.send(replies)
+                requests = step.send(replies)
             except StopIteration as end:
-                merged, _ = end.value
+                outcome, _ = end.value
                 break
-            replies = reply(asked)
-        pairs = list(zip(self._tensors, merged.results, strict=True))
-        sound = tf.equal(merged.nonfinite, 0)
-        new = [
-            {name: tf.where(sound, (r.state or {})[name], old[name]) for name in old}
-            for old, r in zip(states or [], merged.results, strict=states is not None)
+            replies = reply(requests)
+        results = outcome.results
+        was_finite = tf.equal(outcome.nonfinite, 0)
+        new_states = [
+            {
+                name: tf.where(was_finite, (r.state or {})[name], value)
+                for name, value in old.items()
+            }
+            for old, r in zip(states or [], results, strict=states is not None)
         ]
         return NeighborMessage(
-            [tf.reshape(to_dense_tensor(r.sum), [t.size]) for t, r in pairs],
-            sound,
-            add_counts([t.size if r.entries is None else r.entries for t, r in pairs]),
-            new,
+            [
+                tf.reshape(to_dense_tensor(r.sum), [t.size])
+                for t, r in zip(self._tensors, results, strict=True)
+            ],
+            was_finite,
+            add_counts(
+                [
+                    t.size if r.entries is None else r.entries
+                    for t, r in zip(self._tensors, results, strict=True)
+                ]
+            ),
+            new_states,
         )
 
 
-def _as_reply(message: Message, value: tf.Tensor) -> tf.Tensor:
-    """Return the reply to who is alone, and has this."""
-    return value[tf.newaxis] if isinstance(message, AllGather) else value
+def _reply_to_lone_worker(request: Message, value: tf.Tensor) -> tf.Tensor:
+    return value[tf.newaxis] if isinstance(request, AllGather) else value

@@ -1,13 +1,12 @@
-"""Precondition: divide a gradient by what Adam divides its sum by.
+"""Preconditioning: gradients are divided by Adam's denominator before accumulation.
 
-Adam's rule is not linear: of a sum that arrives every T steps it remembers the square,
-and moves sqrt(T) times too little. Divided before it is accumulated, by a second moment
-that every step has a part in, the gradient may wait like any other. Three of Adam's
-kind divide by something else: AMSGrad by the largest second moment so far, Adamax by
-the largest magnitude, which fades; and a Nadam looks ahead of its momentum.
+Adam's rule is not linear. For a sum that arrives every T steps it stores the square of
+the sum, and its update is sqrt(T) times too small. A gradient that is divided before
+accumulation, by a second moment updated in every step, may be delayed like any other.
+AMSGrad divides by the largest second moment so far, and Adamax by a decaying maximum of
+magnitudes; Nadam accumulates a Nesterov momentum.
 """
 
-import functools
 from typing import Any, NamedTuple
 
 import tensorflow as tf
@@ -16,49 +15,50 @@ from tf_dgc.smart_cond import BoolOrTensor, smart_cond
 
 
 class LookAhead(NamedTuple):
-    """A momentum of quotients, of which more is accumulated than it is (Nesterov's).
+    """Nesterov momentum of quotients (Nadam).
 
     Attributes:
         velocity: variable of the momentum.
-        momentum: share of the momentum before, in each.
-        numbers: shares of the momentum, and of the quotient beside it, in what is
-            accumulated, float64 `[2]`.
+        momentum: decay of the momentum in each step.
+        numbers: weights of the momentum and of the quotient in the accumulated value,
+            float64 `[2]`.
     """
 
     velocity: Any
     momentum: float
     numbers: tf.Tensor
 
-    def follow(self, divided: tf.Tensor, finite: tf.Tensor) -> tf.Tensor:
-        """Let a quotient enter the momentum, and return what is accumulated instead.
+    def update(self, quotient: tf.Tensor, finite: tf.Tensor) -> tf.Tensor:
+        """Add a quotient to the momentum, and return the value to accumulate.
 
         Args:
-            divided: quotient of this worker, float `[n]`.
-            finite: whether there is a gradient in this step; else nothing is
-                accumulated, and the momentum stays.
+            quotient: divided gradient of this worker, float `[n]`.
+            finite: whether the gradient is finite; otherwise the momentum is unchanged
+                and zeros are returned.
         """
-        before = _flat(self.velocity)
-        now = self.momentum * before + divided
-        kept = tf.where(finite, now, before)
-        self.velocity.assign(tf.reshape(kept, self.velocity.shape))
-        of_momentum, of_quotient = tf.unstack(tf.cast(self.numbers, now.dtype))
-        ahead = of_momentum * now + of_quotient * divided
-        return tf.where(finite, ahead, tf.zeros_like(ahead))
+        old = _flat(self.velocity)
+        new = self.momentum * old + quotient
+        self.velocity.assign(
+            tf.reshape(tf.where(finite, new, old), self.velocity.shape)
+        )
+        momentum_weight, quotient_weight = tf.unstack(tf.cast(self.numbers, new.dtype))
+        value = momentum_weight * new + quotient_weight * quotient
+        return tf.where(finite, value, tf.zeros_like(value))
 
 
 class Divisor(NamedTuple):
-    """What a gradient is divided by: the root of its second moment.
+    """The denominator of one tensor's gradient: the root of its second moment.
 
     Attributes:
-        moment: variable of the second moment of the sum over workers, as far as this
-            one can tell; with `infinity`, of its largest magnitude.
-        numbers: row of what `make_numbers` or `make_infinity_numbers` returns, float64
-            `[5]`.
+        moment: variable of the second moment of the sum over workers, estimated on this
+            worker; with `infinity`, of the largest magnitude.
+        numbers: row of the result of `divisor_numbers` or `infinity_divisor_numbers`,
+            float64 `[5]`.
         active: whether the gradient is divided in this step.
-        largest: variable of the largest second moment so far, whose root it is then;
-            or None.
-        infinity: whether the moment is the largest magnitude, which fades.
-        ahead: momentum that looks ahead; or None.
+        largest: variable of the largest second moment so far, which replaces the second
+            moment (AMSGrad); or None.
+        infinity: whether the moment is a decaying maximum of magnitudes (Adamax).
+        ahead: Nesterov momentum (Nadam); or None.
     """
 
     moment: Any
@@ -70,29 +70,33 @@ class Divisor(NamedTuple):
 
     @property
     def is_plain(self) -> bool:
-        """Whether it is Adam's own, which the native operations know."""
+        """Whether it is Adam's own, which the native operations support."""
         return self.largest is None and not self.infinity and self.ahead is None
 
     def divide(self, gradient: tf.Tensor, finite: tf.Tensor) -> tf.Tensor:
-        """Let a gradient enter the moment, and return what is accumulated instead.
+        """Add a gradient to the moment, and return the value to accumulate.
 
         The native operations do the same (`custom_ops/cpu/dividing.h`).
 
         Args:
-            gradient: gradient of this worker, its share of the sum, float `[n]`.
-            finite: whether it was finite; else it is zero.
+            gradient: gradient of this worker, its share of the sum, float `[n]`; zeros
+                if it is not finite.
+            finite: whether the gradient is finite.
         """
-        divided = functools.partial(self._divide, gradient, finite)
-        return smart_cond(self.active, divided, lambda: gradient)
+        return smart_cond(
+            self.active, lambda: self._divide(gradient, finite), lambda: gradient
+        )
 
     def _divide(self, gradient: tf.Tensor, finite: tf.Tensor) -> tf.Tensor:
-        now = update_moment(_flat(self.moment), gradient, self.numbers, self.infinity)
-        self.moment.assign(tf.reshape(now, self.moment.shape))
+        moment = update_moment(
+            _flat(self.moment), gradient, self.numbers, self.infinity
+        )
+        self.moment.assign(tf.reshape(moment, self.moment.shape))
         if self.largest is not None:
-            now = tf.maximum(_flat(self.largest), now)
-            self.largest.assign(tf.reshape(now, self.largest.shape))
-        divided = divided_gradient(gradient, now, self.numbers, self.infinity)
-        return divided if self.ahead is None else self.ahead.follow(divided, finite)
+            moment = tf.maximum(_flat(self.largest), moment)
+            self.largest.assign(tf.reshape(moment, self.largest.shape))
+        quotient = divided_gradient(gradient, moment, self.numbers, self.infinity)
+        return quotient if self.ahead is None else self.ahead.update(quotient, finite)
 
 
 def divisor_numbers(
@@ -103,31 +107,32 @@ def divisor_numbers(
     epsilon: float | tf.Tensor,
     active: BoolOrTensor,
 ) -> tf.Tensor:
-    """Return the numbers of some divisors.
+    """Return the numbers of each tensor's divisor.
 
     Args:
-        factors: square of the sum by that of one share, in the mean, float `[tensors]`:
-            N for independent noise, `N**2` for equal ones.
+        factors: expected square of the sum over workers divided by that of one worker's
+            share, float `[tensors]`: N for independent noise, `N**2` for equal shares.
         step: number of steps, this one included, scalar float64.
-        beta_1: share of the momentum before, in each.
-        beta_2: share of the moment before, in each.
+        beta_1: decay of the momentum.
+        beta_2: decay of the second moment.
         epsilon: number that is added to the root.
         active: whether gradients are divided in this step.
 
     Returns:
-        float64 `[tensors, 5]`: the factor, 0 if not active; share of a square in the
-        moment; epsilon; share of a quotient in the momentum, with the bias of the
-        moment; and what none exceeds, also where the square is beyond all numbers.
+        float64 `[tensors, 5]`: the factor, 0 if not active; weight of the square in the
+        moment; epsilon; weight of the quotient in the momentum, times the root of the
+        moment's bias correction; bound of the quotient's magnitude, which also holds
+        where the square overflows.
     """
     factors = tf.cast(factors, tf.float64)
-    known = 1.0 - tf.pow(tf.constant(beta_2, tf.float64), step)
+    bias = 1.0 - tf.pow(tf.constant(beta_2, tf.float64), step)
     ones = tf.ones_like(factors)
     columns = [
         factors * tf.cast(active, tf.float64),
         (1.0 - beta_2) * ones,
         epsilon * ones,
-        (1.0 - beta_1) * tf.sqrt(known) * ones,
-        (1.0 - beta_1) * tf.sqrt(known / (1.0 - beta_2) / factors),
+        (1.0 - beta_1) * tf.sqrt(bias) * ones,
+        (1.0 - beta_1) * tf.sqrt(bias / (1.0 - beta_2) / factors),
     ]
     return tf.stack(columns, axis=1)
 
@@ -139,14 +144,14 @@ def infinity_divisor_numbers(
     epsilon: float,
     active: BoolOrTensor,
 ) -> tf.Tensor:
-    """Return the numbers of some divisors that are largest magnitudes.
+    """Return the numbers of divisors that are decaying maxima (Adamax).
 
-    Arguments are those of `make_numbers`.
+    Arguments are those of `divisor_numbers`.
 
     Returns:
-        float64 `[tensors, 5]`: the root of the factor, 0 if not active; what a
-        magnitude fades by; epsilon; share of a quotient in the momentum; and what none
-        exceeds.
+        float64 `[tensors, 5]`: root of the factor, 0 if not active; share by which the
+        maximum decays; epsilon; weight of the quotient in the momentum; bound of the
+        quotient's magnitude.
     """
     roots = tf.sqrt(tf.cast(factors, tf.float64))
     ones = tf.ones_like(roots)
@@ -161,10 +166,10 @@ def infinity_divisor_numbers(
 
 
 def scale_divisors(numbers: tf.Tensor, rate: Any) -> tf.Tensor:
-    """Return the numbers of divisors whose quotients are multiplied by a rate.
+    """Return the numbers of divisors whose quotients are scaled by a learning rate.
 
     Args:
-        numbers: numbers as `make_numbers` returns them.
+        numbers: result of `divisor_numbers` or `infinity_divisor_numbers`.
         rate: learning rate, a scalar.
     """
     ones = tf.ones([], tf.float64)
@@ -175,62 +180,51 @@ def scale_divisors(numbers: tf.Tensor, rate: Any) -> tf.Tensor:
 def update_moment(
     moment: tf.Tensor, gradient: tf.Tensor, numbers: tf.Tensor, infinity: bool = False
 ) -> tf.Tensor:
-    """Return the second moment of the sum over workers, as far as one can tell.
+    """Return the new second moment of the sum over workers, estimated on one.
 
     Args:
-        moment: second moment before, float `[n]`.
+        moment: old second moment, float `[n]`.
         gradient: gradient of this worker, its share of the sum, `[n]`.
-        numbers: numbers of its divisor, float64 `[5]`; or `[r, 5]` where all else has
-            so many rows, with a divisor each.
-        infinity: whether it is the largest magnitude.
+        numbers: numbers of its divisor, float64 `[5]`; or `[r, 5]`, if moment and
+            gradient have r rows with a divisor each.
+        infinity: whether the moment is a decaying maximum of magnitudes.
     """
-    factor, rest, *_ = _columns(numbers, gradient.dtype)
+    factor, weight, *_ = _columns(numbers, gradient.dtype)
     if infinity:
-        size = tf.minimum(factor * tf.abs(gradient), gradient.dtype.max)
-        return tf.maximum(moment - rest * moment, size)
+        magnitude = tf.minimum(factor * tf.abs(gradient), gradient.dtype.max)
+        return tf.maximum(moment - weight * moment, magnitude)
     square = tf.minimum(factor * tf.square(gradient), gradient.dtype.max)
-    return moment + rest * (square - moment)
+    return moment + weight * (square - moment)
 
 
 def divided_gradient(
     gradient: tf.Tensor, moment: tf.Tensor, numbers: tf.Tensor, infinity: bool = False
 ) -> tf.Tensor:
-    """Return what is accumulated instead of a gradient.
+    """Return a gradient divided by its moment, bounded; arguments as `update_moment`.
 
-    Args:
-        gradient: gradient of this worker, `[n]`.
-        moment: result of `follow`, which includes it, or the largest so far, `[n]`.
-        numbers: numbers as for `follow`.
-        infinity: whether the moment is the largest magnitude.
+    The moment includes the gradient, or is the largest so far.
     """
-    *_, largest = _columns(numbers, gradient.dtype)
-    divided = rescale(gradient, moment, numbers, infinity)
-    return tf.clip_by_value(divided, -largest, largest)
+    *_, bound = _columns(numbers, gradient.dtype)
+    quotient = rescale(gradient, moment, numbers, infinity)
+    return tf.clip_by_value(quotient, -bound, bound)
 
 
 def rescale(
     values: tf.Tensor, moment: tf.Tensor, numbers: tf.Tensor, infinity: bool = False
 ) -> tf.Tensor:
-    """Return values of the scale of gradients in that of momentum, without bounds.
-
-    Args:
-        values: values, `[n]`.
-        moment: second moment, `[n]`.
-        numbers: numbers as for `follow`.
-        infinity: whether the moment is the largest magnitude.
-    """
-    _, _, epsilon, share, _ = _columns(numbers, values.dtype)
+    """Return values in the units of gradients in those of the momentum, not bounded."""
+    _, _, epsilon, weight, _ = _columns(numbers, values.dtype)
     root = moment if infinity else tf.sqrt(moment)
-    return tf.math.divide_no_nan(share * values, root + epsilon)
+    return tf.math.divide_no_nan(weight * values, root + epsilon)
 
 
 def _columns(numbers: tf.Tensor, dtype: tf.DType) -> list[tf.Tensor]:
     """Return five scalars, or columns `[r, 1]`."""
-    given = tf.cast(numbers, dtype)
-    if given.shape.rank == 1:
-        return tf.unstack(given)
-    return tf.split(given, 5, axis=1)
+    numbers = tf.cast(numbers, dtype)
+    if numbers.shape.rank == 1:
+        return tf.unstack(numbers)
+    return tf.split(numbers, 5, axis=1)
 
 
-def _flat(moment: Any) -> tf.Tensor:
-    return tf.reshape(moment.local(), [-1])
+def _flat(variable: Any) -> tf.Tensor:
+    return tf.reshape(variable.local(), [-1])

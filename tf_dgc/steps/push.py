@@ -1,7 +1,9 @@
-"""A step of a worker that pushes to a server: one message, and nobody is asked.
+"""A step that a worker pushes to a server, and the server's sum of such pushes.
 
-A step's requests are answered as if its worker were alone (as in `near.py`), and all of
-them are the message; `push.py` makes of it what was sent.
+The worker's requests are answered as if it were alone, and their words form one
+message. The server derives the plan of a top-k step from what all workers know: method,
+tensors, seed and step number. For other methods it runs the exchange again, with the
+message as replies (`neighbors.py`).
 """
 
 import functools
@@ -27,26 +29,27 @@ from tf_dgc.compressors import TopK
 from tf_dgc.compressors.base import Compressor
 from tf_dgc.smart_cond import smart_cond
 from tf_dgc.steps import implementations, native, tensorflow_ops, top_k_step
-from tf_dgc.steps import plan as plans
 from tf_dgc.steps.base import StepInputs, StepOutcome, TouchedEntries
 from tf_dgc.steps.neighbors import NeighborCoder, NeighborMessage
-from tf_dgc.steps.plan import StepPlan
+from tf_dgc.steps.plan import StepPlan, plan_step, split_uncompressed
 from tf_dgc.steps.top_k_step import ReceivedPart
 
 NUM_WORKERS = 2
-"""N by which a step is planned: what is pushed goes over one link, as between two.
+"""Number of workers for which a pushed step is planned.
 
-So a step is dense where that is shorter, however many workers push.
+A push crosses one link, as between two workers. So a step is dense if that is shorter,
+however many workers push.
 """
 
 
 class PushedStep(NamedTuple):
-    """What a worker pushes.
+    """A step and its message.
 
     Attributes:
         words: message, int32 `[w]`.
-        outcome: outcome of its step, as if it were alone.
-        nonfinite: whether its gradient was left out, scalar int32, 0 or 1.
+        outcome: outcome of the step as if the worker were alone.
+        nonfinite: 1 if the gradient was not finite and was left out, else 0, scalar
+            int32.
     """
 
     words: tf.Tensor
@@ -55,183 +58,183 @@ class PushedStep(NamedTuple):
 
 
 def push(inputs: StepInputs) -> PushedStep:
-    """Run the step, which stores what is not sent, and return what is.
+    """Run the step, which stores the unsent values, and return its message.
 
     Args:
         inputs: inputs of the step, with `NUM_WORKERS` for `num_workers`.
     """
     step = implementations.start_step(inputs)
-    messages: list[Message] = []
+    requests: list[Message] = []
     replies: Any = None
     while True:
         try:
-            asked = step.send(replies)
+            new_requests = step.send(replies)
         except StopIteration as end:
-            words = [request_words(message) for message in messages]
-            flag = _flag_of(messages[0])
-            return PushedStep(tf.concat(words, axis=0), end.value, flag)
-        messages += asked
-        replies = [reply_of_single_worker(message) for message in asked]
+            words = tf.concat([_request_words(r) for r in requests], axis=0)
+            return PushedStep(words, end.value, _nonfinite_flag(requests[0]))
+        requests += new_requests
+        replies = [reply_of_single_worker(r) for r in new_requests]
 
 
-def _flag_of(message: Any) -> tf.Tensor:
-    """Return the flag that goes with every message; first among what is summed."""
-    if isinstance(message, AllGather):
-        return message.words[buffer.FLAGS_WORD]
-    if isinstance(message, AllReduce):
-        return tf.cast(message.values[0], tf.int32)
+def _request_words(request: Message) -> tf.Tensor:
+    """Return the bits of a request, int32 `[w]`."""
+    if isinstance(request, DenseOrSparse):  # one of them is empty
+        return tf.concat([to_words(request.vector), request.words], axis=0)
+    return to_words(request[0])
+
+
+def _nonfinite_flag(request: Any) -> tf.Tensor:
+    """Return the flag in a buffer's header, or in front of a summed vector."""
+    if isinstance(request, AllGather):
+        return request.words[buffer.FLAGS_WORD]
+    if isinstance(request, AllReduce):
+        return tf.cast(request.values[0], tf.int32)
     return smart_cond(
-        message.dense,
-        lambda: tf.cast(message.vector[0], tf.int32),
-        lambda: message.words[buffer.FLAGS_WORD],
+        request.dense,
+        lambda: tf.cast(request.vector[0], tf.int32),
+        lambda: request.words[buffer.FLAGS_WORD],
     )
 
 
-def request_words(message: Message) -> tf.Tensor:
-    """Return the bits of a request, int32 `[w]`."""
-    if isinstance(message, DenseOrSparse):  # what is not asked for is empty
-        return tf.concat([to_words(message.vector), message.words], axis=0)
-    return to_words(message[0])
-
-
-# --- What a server makes of pushes: sums, as workers make of what they gather.
-#
-# It knows what all workers know beforehand: method, tensors, seed and the step's
-# number.
-# Of a fused step, plan and sizes follow from these; any other method's exchange is run
-# once more, on zeros, with the message for replies (`near.Coder`).
-
-
 class PushReceiver(NamedTuple):
-    """Decodes what workers push.
+    """Decodes and sums pushes.
 
     Attributes:
-        compressor: method without a state, of all tensors that are not exempt.
+        compressor: method of the compressed tensors, without state.
         tensors: descriptions of all tensors, each with a gradient in every step.
-        feedback: whether workers keep what they do not send.
-        seed: seed of all randomness; equal on all workers.
-        use_native: whether the native operations can be used for the variables.
+        error_feedback: whether workers keep unsent values.
+        seed: seed of all random choices; equal on all workers.
+        use_native: whether the variables have native operations.
     """
 
     compressor: Compressor
     tensors: Sequence[TensorSpec]
-    feedback: bool
+    error_feedback: bool
     seed: int
     use_native: bool
 
     def receive(
         self, pushes: Sequence[tf.Tensor], workers: Sequence[tf.Tensor], step: tf.Tensor
     ) -> StepOutcome:
-        """Return the sum of some pushes of one step; nothing of it is updated yet.
+        """Return the sum of pushes of one step; no variable is updated yet.
 
         Args:
-            pushes: messages of `pushing.push`, int32 `[w]`.
-            workers: index of the worker that each is from, scalar integer tensors.
+            pushes: messages, int32 `[w]`.
+            workers: index of the worker of each push, scalar integer tensors.
             step: number of the step, scalar int64.
 
         Raises:
-            ValueError, tf.errors.InvalidArgumentError: as `wire.decode`, when what the
-                outcome says is used.
+            ValueError, tf.errors.InvalidArgumentError: for malformed pushes, when the
+                outcome is decoded or applied.
         """
-        if type(self.compressor) is TopK and self.feedback:
-            return self._fused(self.compressor, pushes, step)
+        if type(self.compressor) is TopK and self.error_feedback:
+            return self._receive_top_k(self.compressor, pushes, step)
         coder = NeighborCoder(self.compressor, self.tensors, self.seed, step)
         zeros = [tf.zeros([t.size], t.dtype) for t in self.tensors]
-        sent = [coder.decode(p, zeros, w) for p, w in zip(pushes, workers, strict=True)]
-        return StepOutcome(functools.partial(_add, sent), 0, 0)
+        messages = [
+            coder.decode(words, zeros, worker)
+            for words, worker in zip(pushes, workers, strict=True)
+        ]
+        return StepOutcome(decode=lambda: _sum(messages), entries=0, sent_bytes=0)
 
-    def _fused(
+    def _receive_top_k(
         self, compressor: TopK, pushes: Sequence[tf.Tensor], step: tf.Tensor
     ) -> StepOutcome:
         sparsity = schedules.sparsity_of_step(compressor.sparsity, step)
-        named = compressor.value_dtype
-        tensors = [t._replace(value_dtype=named) for t in self.tensors]
-        arrived, missing, rest = [], [], list(pushes)
-        for places in plans.split_uncompressed(tensors, NUM_WORKERS):
-            layout = [tensors[i] for i in places]
-            planned = plans.plan_step(layout, sparsity, NUM_WORKERS)
-            parts = [_take(planned, words) for words in rest]
-            totals, buffers, rest, found = map(list, zip(*parts, strict=True))
-            reply = DenseOrSparseReply(tf.add_n(totals), tf.stack(buffers))
-            arrived.append(ReceivedPart(places, planned, reply))
-            missing.append(tf.stack(found))
-        arrived = _checked(arrived, tf.add_n(missing), rest)
+        tensors = [t._replace(value_dtype=compressor.value_dtype) for t in self.tensors]
+        received, missing, rest = [], [], list(pushes)
+        for places in split_uncompressed(tensors, NUM_WORKERS):
+            plan = plan_step([tensors[i] for i in places], sparsity, NUM_WORKERS)
+            parts = [_read_part(plan, words) for words in rest]
+            vectors, buffers, rest, num_missing = map(list, zip(*parts, strict=True))
+            reply = DenseOrSparseReply(tf.add_n(vectors), tf.stack(buffers))
+            received.append(ReceivedPart(places, plan, reply))
+            missing.append(tf.stack(num_missing))
+        received = _require_lengths(received, tf.add_n(missing), rest)
         path = native if self.use_native else tensorflow_ops
         return StepOutcome(
-            decode=lambda: top_k_step.decode_parts(path.decode_and_sum, arrived),
+            decode=lambda: top_k_step.decode_parts(path.decode_and_sum, received),
             entries=0,
             sent_bytes=0,
-            apply=functools.partial(top_k_step.apply_parts, arrived)
+            apply=(lambda rule: top_k_step.apply_parts(received, rule))
             if self.use_native
             else None,
-            touched=functools.partial(_touched, arrived),
+            touched=lambda: _touched_entries(received),
         )
 
 
-def _take(planned: StepPlan, words: tf.Tensor) -> tuple[tf.Tensor, ...]:
-    """Return the vector and the buffer of a share, of which one is empty; and the rest.
+def _read_part(
+    plan: StepPlan, words: tf.Tensor
+) -> tuple[tf.Tensor, tf.Tensor, tf.Tensor, tf.Tensor]:
+    """Return a part's vector and buffer, the words after it, and how many are missing.
 
-    What is too short is filled with zeros, and how many of them is returned last.
+    The vector or the buffer is empty. Missing words are replaced by zeros.
     """
-    dtype = planned.summed_dtype
-    whole = num_words_of(dtype, planned.dense_entries)
-    sparse = buffer.sparse_words(planned.layout, planned.counts)
-    if not isinstance(sparse, int):
-        sparse = tf.cast(sparse, tf.int32)
-    if isinstance(planned.dense, bool):
-        whole, sparse = (whole, 0) if planned.dense else (0, sparse)
+    dtype = plan.summed_dtype
+    dense_words = num_words_of(dtype, plan.dense_entries)
+    sparse_words = buffer.sparse_words(plan.layout, plan.counts)
+    if not isinstance(sparse_words, int):
+        sparse_words = tf.cast(sparse_words, tf.int32)
+    if isinstance(plan.dense, bool):
+        dense_words = dense_words if plan.dense else 0
+        sparse_words = 0 if plan.dense else sparse_words
     else:
-        whole = tf.where(planned.dense, whole, 0)
-        sparse = tf.where(planned.dense, 0, sparse)
-    used = whole + sparse
-    missing = tf.maximum(used - tf.size(words), 0)
+        dense_words = tf.where(plan.dense, dense_words, 0)
+        sparse_words = tf.where(plan.dense, 0, sparse_words)
+    end = dense_words + sparse_words
+    missing = tf.maximum(end - tf.size(words), 0)
     words = tf.pad(words, [[0, missing]])
-    entries = whole // num_words_of(dtype, 1)
-    vector = from_words(words[:whole], tf.zeros([entries], dtype))
-    return vector, words[whole:used], words[used:], missing
+    like = tf.zeros([dense_words // num_words_of(dtype, 1)], dtype)
+    vector = from_words(words[:dense_words], like)
+    return vector, words[dense_words:end], words[end:], missing
 
 
-def _checked(
+def _require_lengths(
     received: list[ReceivedPart], missing: tf.Tensor, rest: Sequence[tf.Tensor]
 ) -> list[ReceivedPart]:
-    """Return the parts, which fail if words are missing or superfluous."""
-    left = tf.stack([tf.size(words) for words in rest])
+    """Return the parts, which fail if a message has too few or too many words."""
+    superfluous = tf.stack([tf.size(words) for words in rest])
     checks = [
-        BufferCheck("words that are missing", missing, 0),
-        BufferCheck("words behind the last tensor", left, 0),
+        BufferCheck("number of missing words", missing, 0),
+        BufferCheck("number of words after the last tensor", superfluous, 0),
     ]
-    replies = require(checks, [tuple(part.reply[:2]) for part in received])
+    replies = require(checks, [part.reply for part in received])
     return [
-        part._replace(reply=DenseOrSparseReply(*reply))
+        part._replace(reply=reply)
         for part, reply in zip(received, replies, strict=True)
     ]
 
 
-def _touched(received: list[ReceivedPart]) -> TouchedEntries:
-    """Return the positions that messages have, and whether some are of everything."""
-    found: dict[int, tf.Tensor] = {}
-    whole = tf.constant(False)
-    for places, planned, reply in received:
-        compressed = not all(t.uncompressed for t in planned.layout)
-        whole = tf.logical_or(whole, compressed and planned.dense)
-        none = [tf.zeros([0], tf.int32)] * len(places)
-        positions = functools.partial(_positions, planned, reply.buffers)
-        parts = smart_cond(planned.dense, functools.partial(list, none), positions)
-        found.update(zip(places, parts, strict=True))
-    return [found[i] for i in sorted(found)], whole
+def _touched_entries(received: Sequence[ReceivedPart]) -> TouchedEntries:
+    positions: dict[int, tf.Tensor] = {}
+    any_other = tf.constant(False)
+    for places, plan, reply in received:
+        compressed = not all(t.uncompressed for t in plan.layout)
+        any_other = tf.logical_or(any_other, compressed and plan.dense)
+        part = _sent_positions(plan, reply.buffers)
+        positions.update(zip(places, part, strict=True))
+    return [positions[i] for i in sorted(positions)], any_other
 
 
-def _positions(planned: StepPlan, buffers: tf.Tensor) -> list[tf.Tensor]:
-    _, entries, _ = buffer.parse_buffers(buffers, planned.layout, planned.counts)
+def _sent_positions(plan: StepPlan, buffers: tf.Tensor) -> list[tf.Tensor]:
+    """Return each tensor's positions, int32 `[m]`; none if all entries are sent."""
     none = tf.zeros([0], tf.int32)
-    return [none if p is None else tf.reshape(p, [-1]) for p, _ in entries]
+
+    def parse() -> list[tf.Tensor]:
+        _, entries, _ = buffer.parse_buffers(buffers, plan.layout, plan.counts)
+        return [none if p is None else tf.reshape(p, [-1]) for p, _ in entries]
+
+    positions: list[tf.Tensor] = smart_cond(
+        plan.dense, lambda: [none] * len(plan.layout), parse
+    )
+    return positions
 
 
-def _add(sent: Sequence[NeighborMessage]) -> tuple[list[tf.Tensor], tf.Tensor]:
-    """Return the sums, worker after worker, and how many were not finite."""
-    totals = [
+def _sum(messages: Sequence[NeighborMessage]) -> tuple[list[tf.Tensor], tf.Tensor]:
+    """Return the sums, in the order of the messages, and the number not finite."""
+    sums = [
         functools.reduce(tf.add, values)
-        for values in zip(*(s.values for s in sent), strict=True)
+        for values in zip(*(m.values for m in messages), strict=True)
     ]
-    missing = [tf.cast(tf.logical_not(s.finite), tf.int32) for s in sent]
-    return totals, tf.add_n(missing)
+    nonfinite = [tf.cast(tf.logical_not(m.finite), tf.int32) for m in messages]
+    return sums, tf.add_n(nonfinite)

@@ -1,9 +1,6 @@
-"""The fused step by TensorFlow operations: what is handed over, and back.
+"""The top-k step's arithmetic with TensorFlow operations.
 
-The native operations (`native.py`) do the same in one pass over memory; a test holds
-both to the same results. The same functions serve a sparse step (entries chosen by
-magnitude), a dense step (everything is sent) and a schedule that decides between the
-two at run time.
+`native.py` has the same functions with native operations, which produce the same bits.
 """
 
 from collections.abc import Sequence
@@ -23,10 +20,13 @@ from tf_dgc.steps.plan import LocalStep, StepPlan
 from tf_dgc.steps.state import assign_all
 
 TensorList: TypeAlias = list[tf.Tensor]
+EncodedState: TypeAlias = tuple[
+    tf.Tensor, tf.Tensor, list[tf.Tensor | None], TensorList
+]
 
 
 def compress(step: LocalStep) -> tuple[tf.Tensor, tf.Tensor, tf.Tensor]:
-    """Correct, compress, mask and encode; update velocity and residual.
+    """Correct, select, mask and encode; update velocity and residual.
 
     Returns:
         The vector of a dense step (empty if sparse), the int32 words of a sparse step
@@ -50,71 +50,21 @@ def compress(step: LocalStep) -> tuple[tf.Tensor, tf.Tensor, tf.Tensor]:
     return vector, words, finite
 
 
-def zero_scales_if_nonfinite(
-    gradients: Sequence[tf.Tensor], scales: Sequence[Scale], variables: Any
+def scales_or_nan(
+    gradients: Sequence[tf.Tensor], scales: Sequence[Scale], variables: Sequence[Any]
 ) -> tf.Tensor:
-    """Do what `clipping.drop` does, wherever the variables are."""
+    """Return `clipping.scales_or_nan`; `variables` is for `native.scales_or_nan`."""
     del variables
     return clipping.scales_or_nan(gradients, scales)
 
 
-def select_and_encode(
-    step: StepPlan,
-    velocity: Sequence[tf.Tensor | None],
-    residual: TensorList,
-    finite: tf.Tensor,
-    offsets: TensorList,
-    factor_masking: bool = True,
-) -> tuple[tf.Tensor, tf.Tensor, list[tf.Tensor | None], TensorList]:
-    """Choose what is sent, take it out of the local state, and encode it.
-
-    Args:
-        step: plan of what is sent.
-        velocity: velocity of each tensor, float `[n]`, or None without momentum
-            correction.
-        residual: residual of each tensor, float `[n]`, with this step's gradient.
-        finite: scalar bool, whether this worker's gradient was finite.
-        offsets: position of each tensor where ties are broken from, scalar int32.
-        factor_masking: whether to clear the velocity where entries are sent.
-
-    Returns:
-        The vector of a dense step (empty if sparse), the words of a sparse step (empty
-        if dense), and the new velocity and residual.
-    """
-
-    def whole() -> tuple:
-        # With every entry sent, masking would erase the momentum of all of them.
-        dtype = buffer.summed_dtype(step.layout)
-        sent = [
-            round_to_summed(value_types.bound(r, t.largest), dtype)
-            for t, r in zip(step.layout, residual, strict=True)
-        ]
-        rest = [r - s for r, s in zip(residual, sent, strict=True)]
-        vector = buffer.encode_dense(sent, finite, dtype)
-        return vector, tf.zeros([0], tf.int32), list(velocity), rest
-
-    def chosen() -> tuple:
-        parts = [
-            _send(t, k, offset, v, r, factor_masking)
-            for t, k, offset, v, r in zip(
-                step.layout, step.counts, offsets, velocity, residual, strict=True
-            )
-        ]
-        selections, velocities, residuals = map(list, zip(*parts, strict=True))
-        empty = tf.zeros([0], buffer.summed_dtype(step.layout))
-        words = buffer.encode_sparse(step.layout, step.counts, selections, finite)
-        return empty, words, velocities, residuals
-
-    return smart_cond(step.dense, whole, chosen)
-
-
 def decode_and_sum(
-    step: StepPlan, vector: tf.Tensor, buffers: tf.Tensor
+    plan: StepPlan, vector: tf.Tensor, buffers: tf.Tensor
 ) -> tuple[TensorList, tf.Tensor]:
-    """Decode what the exchange returned.
+    """Decode the reply of the exchange.
 
     Args:
-        step: plan that was packed with.
+        plan: plan by which all workers encoded.
         vector: sum of the dense vectors; ignored if sparse.
         buffers: buffers of all workers, int32 `[num_workers, words]`; ignored if dense.
 
@@ -122,31 +72,72 @@ def decode_and_sum(
         The sum over workers of each tensor, `[n]`, and the number of workers whose
         gradient was not finite.
     """
-    return smart_cond(
-        step.dense,
-        lambda: buffer.decode_dense(vector, step.layout),
-        lambda: buffer.decode_sparse(buffers, step.layout, step.counts),
+    decoded: tuple[TensorList, tf.Tensor] = smart_cond(
+        plan.dense,
+        lambda: buffer.decode_dense(vector, plan.layout),
+        lambda: buffer.decode_sparse(buffers, plan.layout, plan.counts),
     )
+    return decoded
 
 
-def round_to_summed(values: tf.Tensor, dtype: tf.DType) -> tf.Tensor:
-    """Return what is left of values that are sent as `dtype`, in their own."""
+def select_and_encode(
+    plan: StepPlan,
+    velocity: Sequence[tf.Tensor | None],
+    residual: TensorList,
+    finite: tf.Tensor,
+    offsets: TensorList,
+    factor_masking: bool = True,
+) -> EncodedState:
+    """Select the entries to send, remove them from the local state, and encode them.
+
+    Args:
+        plan: plan of the step.
+        velocity: velocity of each tensor, float `[n]`, or None without momentum
+            correction.
+        residual: residual of each tensor, float `[n]`, with this step's gradient.
+        finite: scalar bool, whether this worker's gradient was finite.
+        offsets: position in each tensor from which ties are broken, scalar int32.
+        factor_masking: whether to clear the velocity of sent entries.
+
+    Returns:
+        The vector of a dense step (empty if sparse), the words of a sparse step (empty
+        if dense), and the new velocity and residual.
+    """
+    dtype = buffer.summed_dtype(plan.layout)
+
+    def encode_dense() -> EncodedState:
+        sent = [
+            _round_to(value_types.bound(r, t.largest), dtype)
+            for t, r in zip(plan.layout, residual, strict=True)
+        ]
+        vector = buffer.encode_dense(sent, finite, dtype)
+        unsent = [r - s for r, s in zip(residual, sent, strict=True)]
+        # Masking would erase the momentum of all entries.
+        return vector, tf.zeros([0], tf.int32), list(velocity), unsent
+
+    def encode_sparse() -> EncodedState:
+        tensors = [
+            _select(t, k, offset, v, r, factor_masking)
+            for t, k, offset, v, r in zip(
+                plan.layout, plan.counts, offsets, velocity, residual, strict=True
+            )
+        ]
+        selections, velocities, residuals = map(list, zip(*tensors, strict=True))
+        words = buffer.encode_sparse(plan.layout, plan.counts, selections, finite)
+        return tf.zeros([0], dtype), words, velocities, residuals
+
+    encoded: EncodedState = smart_cond(plan.dense, encode_dense, encode_sparse)
+    return encoded
+
+
+def _round_to(values: tf.Tensor, dtype: tf.DType) -> tf.Tensor:
+    """Round values to a narrower dtype; the result keeps their own."""
     if dtype.size >= values.dtype.size:
         return values
     return tf.cast(value_types.round_to(values, dtype), values.dtype)
 
 
-def decoded_values(
-    words: tf.Tensor, tensor: TensorSpec, k: int | tf.Tensor
-) -> tf.Tensor:
-    """Return what a receiver sees of k values, coded as the tensor's are."""
-    rows = value_types.decode_values(
-        words[tf.newaxis], tensor.value_type, k, tensor.dtype
-    )
-    return rows[0]
-
-
-def _send(
+def _select(
     tensor: TensorSpec,
     k: int | tf.Tensor,
     offset: tf.Tensor,
@@ -154,24 +145,30 @@ def _send(
     residual: tf.Tensor,
     factor_masking: bool,
 ) -> tuple[SelectedEntries, tf.Tensor | None, tf.Tensor]:
-    """Return what is sent of one tensor, and its velocity and residual after."""
+    """Return the entries to send, and the velocity and residual without them."""
     if tensor.uncompressed:
         sent = value_types.bound(residual, tensor.largest)
         words = value_types.encode_values(sent, tensor.value_type)
-        sent = (
-            decoded_values(words, tensor, tensor.size)
-            if tensor.uncompressed_dtype
-            else sent
-        )
+        if tensor.uncompressed_dtype:
+            sent = _decode(words, tensor, tensor.size)
         return SelectedEntries(None, words), velocity, residual - sent
-    positions, found = top_k(residual, k, offset)
-    sent = value_types.bound(found, tensor.largest)
+    positions, values = top_k(residual, k, offset)
+    sent = value_types.bound(values, tensor.largest)
     words = value_types.encode_values(sent, tensor.value_type)
     if velocity is not None and factor_masking:
         masked = clear_positions(velocity, positions)
         velocity = tf.where(tf.equal(k, tensor.size), velocity, masked)
     if not value_types.is_exact(tensor.value_type, tensor.dtype):
-        sent = decoded_values(words, tensor, k)
-    rest = found - sent
-    residual = tf.tensor_scatter_nd_update(residual, positions[:, tf.newaxis], rest)
+        sent = _decode(words, tensor, k)
+    residual = tf.tensor_scatter_nd_update(
+        residual, positions[:, tf.newaxis], values - sent
+    )
     return SelectedEntries(positions, words), velocity, residual
+
+
+def _decode(words: tf.Tensor, tensor: TensorSpec, k: int | tf.Tensor) -> tf.Tensor:
+    """Return the k values that a receiver decodes, `[k]`."""
+    rows = value_types.decode_values(
+        words[tf.newaxis], tensor.value_type, k, tensor.dtype
+    )
+    return rows[0]

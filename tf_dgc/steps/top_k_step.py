@@ -69,7 +69,7 @@ def _step(inputs: StepInputs, compressor: TopK) -> Step:
     shares = inputs.shares
     if len(shares) > 1:  # a gradient that is not finite in one part zeroes all
         values = [gradient_values(gradient) for gradient in inputs.gradients]
-        scales = path.zero_scales_if_nonfinite(values, inputs.scales, residual)
+        scales = path.scales_or_nan(values, inputs.scales, residual)
         inputs = inputs._replace(scales=tf.unstack(scales))
     parts = [
         _compress(path.compress, inputs.of(places), places, sparsity, tie_breaks)

@@ -51,7 +51,7 @@ def test_the_engine_is_told_the_same_bound(dtype, num_workers, halvings):
     method = compressors.get(dtype.name)
     inputs = SimpleNamespace(compressor=method, num_workers=num_workers)
     tensor = TensorSpec("w", (3, 4), tf.float32, uncompressed=False)
-    found = engine_step._method(inputs, tensor, apart=False)
+    found = engine_step._native_method(inputs, tensor, sums_uncompressed=False)
     assert found.parameters == [float(dtype.max) / 2**halvings]
 
 

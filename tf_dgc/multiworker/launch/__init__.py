@@ -1,1 +1,1 @@
-"""Starts worker processes, here or by ssh. Loads no TensorFlow."""
+"""Starts worker processes, here or by ssh. Does not import TensorFlow."""

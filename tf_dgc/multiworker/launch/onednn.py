@@ -22,31 +22,26 @@ _ON_WITH = frozenset(
 def advice(
     environment: Mapping[str, str] | None = None, cpuinfo: str | None = None
 ) -> str | None:
-    """Return what to tell a user whose TensorFlow does not use oneDNN, or None.
+    """Return advice for a user whose TensorFlow does not use oneDNN, or None.
 
     There is advice on x86-64 processors on which TensorFlow leaves oneDNN off, unless
-    `TF_ENABLE_ONEDNN_OPTS` says what the user wants.
-
-    Args:
-        environment: variables of the processes that train; default `os.environ`.
-        cpuinfo: contents of `/proc/cpuinfo`; default this machine's.
+    the user has set `TF_ENABLE_ONEDNN_OPTS`. The arguments default to this process's
+    environment and this machine's `/proc/cpuinfo`.
     """
     environment = os.environ if environment is None else environment
-    wish = environment.get(VARIABLE, "").lower()
+    setting = environment.get(VARIABLE, "").lower()
+    if setting in ("0", "1", "false", "true"):  # TensorFlow ignores all others
+        return None
     features = _features(read_cpuinfo() if cpuinfo is None else cpuinfo)
-    decided = wish in ("0", "1", "false", "true")  # TensorFlow passes over all others
-    return None if decided or not features or features & _ON_WITH else ADVICE
+    return None if not features or features & _ON_WITH else ADVICE
 
 
 def processor(cpuinfo: str | None = None) -> str:
-    """Return the processor's name and which of the features that matter it has.
-
-    Args:
-        cpuinfo: contents of `/proc/cpuinfo`; default this machine's.
-    """
+    """Return the processor's name and the widest vector instructions it has."""
     cpuinfo = read_cpuinfo() if cpuinfo is None else cpuinfo
-    name = _field("model name", cpuinfo) or platform.machine()  # Arm's have none
-    levels = [f for f in ("avx512_vnni", "avx512f", "avx2") if f in _features(cpuinfo)]
+    name = _field("model name", cpuinfo) or platform.machine()  # none on Arm
+    available = _features(cpuinfo)
+    levels = [f for f in ("avx512_vnni", "avx512f", "avx2") if f in available]
     return f"{name} ({levels[0]})" if levels else name
 
 
@@ -64,5 +59,5 @@ def _features(cpuinfo: str) -> frozenset[str]:
 
 
 def _field(name: str, cpuinfo: str) -> str:
-    found = re.search(rf"^{name}\s*: *(.*)$", cpuinfo, re.MULTILINE)
-    return found.group(1) if found else ""
+    match = re.search(rf"^{name}\s*: *(.*)$", cpuinfo, re.MULTILINE)
+    return match.group(1) if match else ""

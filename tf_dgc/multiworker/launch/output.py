@@ -1,4 +1,4 @@
-"""What workers print: all of it to a file each, and what is asked for to the user."""
+"""Output of workers: all of it goes to a file each, and a selection to the user."""
 
 import codecs
 import collections
@@ -14,8 +14,7 @@ import time
 from collections.abc import Callable, Iterable
 from typing import NamedTuple, TextIO
 
-# --- TensorFlow's C++ log: told apart from what a program prints to the same place.
-
+# The first line of a record of TensorFlow's C++ log
 _HEAD = re.compile(
     r"""
     (?P<severity>[IWEF])\d{4}[ ]\d\d:\d\d:\d+\.\d+ [ ]+\d+[ ] \S+\.(?:cc|cpp|h|cu|inc):\d+\]
@@ -24,8 +23,8 @@ _HEAD = re.compile(
     """,  # noqa: E501
     re.VERBOSE,
 )
-# Lines after the first one of a record. A traceback may hold the same, so that they
-# count only where a record comes directly before.
+# Later lines of a record. A traceback may contain the same text, so these count only
+# directly after a record.
 _REST = re.compile(
     r"To enable the following instructions:|/job:\w+/|\t \[\[|:\{|:UNKNOWN:"
     r"|Additional GRPC error|RPC: /tensorflow\.|The error could be from a previous"
@@ -34,9 +33,9 @@ _REST = re.compile(
 
 
 class LogPiece(NamedTuple):
-    """Text of the program, as it came, or a whole line of the log.
+    """Text of the program, in any pieces, or a whole line of TensorFlow's log.
 
-    `severity` is the log's: one of I, W, E and F; None for the program's.
+    `severity` is that of the log: one of I, W, E and F; None for the program's text.
     """
 
     text: str
@@ -44,36 +43,36 @@ class LogPiece(NamedTuple):
 
 
 class LogSeparator:
-    """Separates the lines of the log from a program's text, which comes in pieces.
+    """Separates the lines of TensorFlow's log from a program's text.
 
-    A line of the log may begin within a line of the program's, such as an unfinished
+    A line of the log may begin within a line of the program, such as an unfinished
     progress bar.
     """
 
     def __init__(self) -> None:
-        self._held = ""  # a line of the log that has not ended
-        self._severity: str | None = None  # of the line directly before
+        self._unfinished = ""  # line of the log
+        self._severity: str | None = None  # of the previous line
 
     def feed(self, text: str) -> list[LogPiece]:
-        """Return what can be told apart by now; the rest is held back."""
-        text, self._held = self._held + text, ""
+        """Return the pieces that are complete."""
+        text, self._unfinished = self._unfinished + text, ""
         pieces: list[LogPiece] = []
         while text:
             text = self._take(text, pieces)
         return pieces
 
     def close(self) -> list[LogPiece]:
-        """Return what was held back."""
-        held, self._held = self._held, ""
-        return [LogPiece(held, self._severity)] if held else []
+        """Return the unfinished line."""
+        line, self._unfinished = self._unfinished, ""
+        return [LogPiece(line, self._severity)] if line else []
 
     def _take(self, text: str, pieces: list[LogPiece]) -> str:
-        """Add the first piece of a text; return what comes after it."""
+        """Append the first piece of a text to `pieces`; return the rest."""
         head = _HEAD.match(text)
         if head is None and not (self._severity and _REST.match(text)):
             self._severity = None
-            later = _HEAD.search(text)
-            stop = later.start() if later else len(text)
+            next_head = _HEAD.search(text)
+            stop = next_head.start() if next_head else len(text)
             pieces.append(LogPiece(text[:stop]))
             return text[stop:]
         if head is not None:
@@ -82,11 +81,9 @@ class LogSeparator:
         if newline:
             pieces.append(LogPiece(line, self._severity))
         else:
-            self._held = line
+            self._unfinished = line
         return rest
 
-
-# --- Where text of several sources goes: a terminal, a pipe or a file.
 
 _COLOR = re.compile(r"\x1b\[[\d;]*m")
 _OTHER_CONTROL = re.compile(r"\x1b\[[\d;?]*[A-Za-ln-z]|\x08")
@@ -94,10 +91,10 @@ _RANK_COLORS = (36, 33, 35, 32, 34, 31)  # ISO 6429: cyan, yellow, magenta, ...
 
 
 class Display:
-    """A text stream that takes what it can, and never fails.
+    """A text stream, such as a terminal, a pipe or a file, that never fails.
 
-    What its encoding lacks becomes a question mark. When nobody reads any more, or the
-    disk is full, the rest is dropped: neither is a reason to end training.
+    Characters that its encoding lacks become question marks. When nobody reads any
+    more, or the disk is full, the rest is dropped: neither is a reason to end training.
     """
 
     def __init__(self, stream: TextIO):
@@ -114,7 +111,7 @@ class Display:
             self._write(text)
 
     def line(self, text: str) -> None:
-        """Write a line of its own, without the control characters it does not take."""
+        """Write a line, without control characters and unsupported colors."""
         text = _OTHER_CONTROL.sub("", text)
         if not self.colors:
             text = _COLOR.sub("", text)
@@ -122,7 +119,7 @@ class Display:
             self._write(f"\n{text}\n" if self._within_line else f"{text}\n")
 
     def ranked(self, rank: int | None, text: str) -> None:
-        """Write a line behind a worker's rank; None for a server."""
+        """Write a line after a worker's rank; None for a server."""
         mark = "[server]" if rank is None else f"[{rank}]"
         if self.colors and rank is not None:
             color = _RANK_COLORS[rank % len(_RANK_COLORS)]
@@ -130,7 +127,7 @@ class Display:
         self.line(f"{mark} {text}")
 
     def say(self, message: str) -> None:
-        """Write a line of the launcher's own."""
+        """Write a message of the launcher."""
         self.line(f"[tf-dgc] {message}")
 
     def close(self) -> None:
@@ -145,19 +142,19 @@ class Display:
             self._stream.write(text)
             self._stream.flush()
         except (OSError, ValueError):
-            # Else Python itself would fail when it ends.
+            # Otherwise Python itself would fail when it ends.
             with contextlib.suppress(OSError, ValueError):
-                nowhere = os.open(os.devnull, os.O_WRONLY)
-                os.dup2(nowhere, self._stream.fileno())
-                os.close(nowhere)
+                null = os.open(os.devnull, os.O_WRONLY)
+                os.dup2(null, self._stream.fileno())
+                os.close(null)
 
 
 def final_terminal_state(line: str) -> str:
-    """Return what is left to see of a line that carriage returns wrote over."""
+    """Return what a terminal finally shows of a line with carriage returns."""
     return next((part for part in reversed(line.split("\r")) if part.strip("\b ")), "")
 
 
-# --- Tracebacks in what a program prints: those of interrupts are left out.
+# Tracebacks
 
 _BEGIN = "Traceback (most recent call last):"
 _BEFORE = re.compile(
@@ -171,59 +168,59 @@ _INTERRUPT = re.compile(r"(?:\w+\.)*KeyboardInterrupt\b")
 
 
 class InterruptFilter:
-    """Leaves out tracebacks that end with `KeyboardInterrupt`, of a program's lines.
+    """Removes tracebacks that end with `KeyboardInterrupt` from a program's lines.
 
-    Several in a row, as of an error while another one was handled, are one: what the
-    last one ends with counts. They are held back until that is known. One without an
-    end is left out too: the program was killed while it printed that.
+    Several in a row, as of an error while another one was handled, count as one: its
+    last exception decides. The lines are held back until it is known. A traceback
+    without an end is removed too: the program was killed while it printed that.
     """
 
     def __init__(self) -> None:
-        self._held: list[str] = []
-        self._ended = False  # the last line that is not empty is an exception
-        self._interrupted = False  # and that is `KeyboardInterrupt`
+        self._traceback: list[str] = []
+        self._ended = False  # whether the last line that is not empty is an exception
+        self._interrupted = False  # whether that is `KeyboardInterrupt`
 
     def feed(self, line: str) -> list[str]:
-        """Return the lines that can be shown by now, with the next one."""
+        """Take the next line; return the lines that can be shown now."""
         begins = line == _BEGIN or bool(_BEFORE.match(line))
-        if not self._held:
-            self._held = [line] if begins else []
+        if not self._traceback:
+            self._traceback = [line] if begins else []
             return [] if begins else [line]
         if begins or _BETWEEN.match(line):
             self._ended = self._interrupted = False
         elif line and not line.startswith(" "):
-            if self._ended:  # the program goes on
+            if self._ended:  # the program continues
                 return [*self.close(), line]
             self._ended = True
             self._interrupted = bool(_INTERRUPT.match(line))
-        self._held.append(line)
+        self._traceback.append(line)
         return []
 
     def close(self) -> list[str]:
-        """Return what is held back and no interrupt's."""
-        held = self._held if self._ended and not self._interrupted else []
-        self._held, self._ended, self._interrupted = [], False, False
-        return held
+        """Return the lines that are held back, unless they end with an interrupt."""
+        lines = self._traceback if self._ended and not self._interrupted else []
+        self._traceback, self._ended, self._interrupted = [], False, False
+        return lines
 
 
 _ERROR = re.compile(r"(?:\w+\.)*\w+(?:Error|Exception|Exit): ")  # ends a traceback
-# What TensorFlow's log has as an error on every machine without a GPU.
+# Errors in TensorFlow's log on every machine without a GPU, and of oneDNN.
 _HARMLESS = re.compile(r"failed call to cuInit|oneDNN supports DT_\w+ only")
 _TAIL_LINES = 20
 _CHUNK = 1 << 16
 _LONGEST_LINE = 1 << 16
 _POLL_SECONDS = 0.2
-_REDRAWN_SECONDS = 30.0  # from line to line of a progress bar that takes long
+_REDRAW_SECONDS = 30.0  # between lines of a progress bar
 
 
 class WorkerOutput:
-    """What one worker prints.
+    """The output of one worker.
 
     Args:
         log: file for all of it, a line at a time.
         show: function of every finished line of the program; None shows none.
-        pass_on: function of the program's text as it comes instead, unfinished lines
-            and control characters included.
+        pass_on: function of the program's text in any pieces, with unfinished lines and
+            control characters; used instead of `show`.
     """
 
     def __init__(
@@ -235,57 +232,51 @@ class WorkerOutput:
         self._log, self._show, self._pass_on = log, show, pass_on
         self._decode = codecs.getincrementaldecoder("utf-8")("replace").decode
         self._separator = LogSeparator()
-        self._line = ""  # the program's, unfinished
+        self._line = ""  # unfinished line of the program
         self._unseen: collections.deque[str] = collections.deque(maxlen=_TAIL_LINES)
-        self._shown = time.monotonic()
-        self._interrupts: InterruptFilter | None = None
-        self._passed_on = ""  # of an unfinished line, when that ended
+        self._last_shown = time.monotonic()
+        self._interrupt_filter: InterruptFilter | None = None
+        self._passed_on = ""  # of the unfinished line when `pass_on` was replaced
         self._last_error = self._last_line = ""
 
     def feed(self, data: bytes) -> None:
-        """Take what the worker printed next."""
+        """Take the next bytes that the worker printed."""
         for piece in self._separator.feed(self._decode(data)):
             self._take(piece)
 
     def close(self) -> None:
-        """Take what was printed last as finished."""
+        """Finish the last line."""
         for piece in self._separator.close():
             self._take(piece)
         if self._line:
             self._finish(self._line)
             self._line = ""
-        if self._interrupts is not None:
-            self._show_lines(self._interrupts.close())
+        if self._interrupt_filter is not None:
+            self._show_lines(self._interrupt_filter.close())
         self._log.close()
 
     def show_progress(self) -> None:
-        """Show the state of a line that is written over and over, if it is time."""
-        late = time.monotonic() - self._shown > _REDRAWN_SECONDS
+        """Show the state of a line that is redrawn repeatedly, from time to time."""
+        late = time.monotonic() - self._last_shown > _REDRAW_SECONDS
         if late and self._show is not None and "\r" in self._line:
             self._show(final_terminal_state(self._line).rstrip())
-            self._shown = time.monotonic()
+            self._last_shown = time.monotonic()
 
     def leave_out_interrupts(self, show: Callable[[str], None]) -> None:
-        """Show no traceback of an interrupt from now on, as this worker gets one.
-
-        Args:
-            show: function of every finished line, in place of `pass_on`.
-        """
-        self._interrupts = InterruptFilter()
+        """Show no traceback of an interrupt from now on; `show` replaces `pass_on`."""
+        self._interrupt_filter = InterruptFilter()
         if self._pass_on is not None:
             self._passed_on = self._line
             self._show, self._pass_on = show, None
 
     def unseen(self) -> list[str]:
-        """Return the last lines that were not shown, errors of TensorFlow's log too."""
+        """Return the last lines that were not shown, including errors in the log."""
         return list(self._unseen)
 
     def last_error(self, code: int) -> str:
         """Return the line that says which error ended the program, or "".
 
-        Args:
-            code: its exit code. With 1 that may be its last line, as `sys.exit` takes
-                a text.
+        With exit code 1 it may be the last line, because `sys.exit` takes a text.
         """
         return self._last_error or (self._last_line if code == 1 else "")
 
@@ -303,8 +294,11 @@ class WorkerOutput:
         if len(line) > _LONGEST_LINE:
             self._finish(line)
             line = ""
-        start, redrawn, end = line.rpartition("\r")
-        self._line = redrawn + end if end else final_terminal_state(start) + redrawn
+        start, carriage_return, end = line.rpartition("\r")
+        if end:
+            self._line = carriage_return + end
+        else:
+            self._line = final_terminal_state(start) + carriage_return
 
     def _finish(self, line: str) -> None:
         text = final_terminal_state(line).rstrip()
@@ -312,23 +306,25 @@ class WorkerOutput:
         self._last_line = text or self._last_line
         if _ERROR.match(text):
             self._last_error = text
-        seen, self._passed_on = self._passed_on, ""
-        if seen and line == seen:
+        passed_on, self._passed_on = self._passed_on, ""
+        if passed_on and line == passed_on:
             return
-        filtered = self._interrupts
-        self._show_lines([text] if filtered is None else filtered.feed(text))
+        if self._interrupt_filter is None:
+            self._show_lines([text])
+        else:
+            self._show_lines(self._interrupt_filter.feed(text))
 
     def _show_lines(self, lines: Iterable[str]) -> None:
         for text in lines:
             if self._show is not None:
                 self._show(text)
-                self._shown = time.monotonic()
+                self._last_shown = time.monotonic()
             elif self._pass_on is None:
                 self._unseen.append(text)
 
 
 class OutputReader:
-    """Reads what all workers print, in one thread, so that lines stay whole."""
+    """Reads the output of all workers in one thread, so that lines stay whole."""
 
     def __init__(self) -> None:
         self._selector = selectors.DefaultSelector()
@@ -336,7 +332,7 @@ class OutputReader:
         self._thread = threading.Thread(target=self._read, name="output", daemon=True)
 
     def add(self, output: WorkerOutput, descriptor: int) -> None:
-        """Read from a file descriptor, and close it at its end; before `start`."""
+        """Read from a file descriptor, and close it at its end; call before `start`."""
         self._selector.register(descriptor, selectors.EVENT_READ, output)
 
     def start(self) -> None:
@@ -344,7 +340,7 @@ class OutputReader:
         self._thread.start()
 
     def stop(self, seconds: float) -> None:
-        """Read what there is until all ends are closed, or for so many seconds."""
+        """Read until all descriptors are closed, or for so many seconds."""
         self._deadline = time.monotonic() + seconds
         if self._thread.ident is not None:
             self._thread.join()
@@ -371,22 +367,21 @@ class OutputReader:
 def _read_some(descriptor: int) -> bytes:
     try:
         return os.read(descriptor, _CHUNK)
-    except OSError:  # how a pseudo-terminal says that nobody writes to it any more
+    except OSError:  # a pseudo-terminal that nobody writes to any more
         return b""
 
 
 def open_channel(terminal: TextIO | None = None) -> tuple[int, int]:
     """Return file descriptors to read from and to write to.
 
-    Args:
-        terminal: stream to a terminal; if given, what is written to is a terminal of
-            the same size, so that programs draw and colour as they do without us.
+    With `terminal`, a stream to a terminal, the second one is a terminal of the same
+    size, so that programs draw and colour as they do without us.
     """
     if terminal is None:
         return os.pipe()
     read, write = os.openpty()
     modes = termios.tcgetattr(write)
-    modes[1] &= ~termios.OPOST  # the other terminal makes line ends
+    modes[1] &= ~termios.OPOST  # the other terminal converts line ends
     termios.tcsetattr(write, termios.TCSANOW, modes)
     size = fcntl.ioctl(terminal.fileno(), termios.TIOCGWINSZ, bytes(8))
     fcntl.ioctl(write, termios.TIOCSWINSZ, size)
@@ -394,7 +389,7 @@ def open_channel(terminal: TextIO | None = None) -> tuple[int, int]:
 
 
 def open_log(directory: pathlib.Path, name: str, attempt: int) -> Display:
-    """Return the file for all that a worker prints; later attempts are appended."""
+    """Return the file for all output of a worker; later attempts are appended."""
     path = directory / f"{name.replace(' ', '-')}.log"
     log = Display(path.open("a" if attempt > 1 else "w", encoding="utf-8"))
     if attempt > 1:

@@ -1,4 +1,4 @@
-"""The far end of `tf-dgc run --hosts`: runs a worker while its launcher is there."""
+"""`tf-dgc remote`: runs a worker on another machine while its launcher is connected."""
 
 import json
 import os
@@ -9,72 +9,64 @@ import sys
 from tf_dgc.multiworker.launch import worker_processes
 from tf_dgc.multiworker.launch.worker_processes import POLL_SECONDS, exit_code
 
-INTERRUPT_SECONDS = 10.0  # for `except KeyboardInterrupt`, if nothing is said
+INTERRUPT_SECONDS = 10.0  # for `except KeyboardInterrupt`, unless the launcher says
 
 
 def main() -> int:
-    """Run what a line of standard input says; return its exit code.
+    """Run what a line of standard input describes; return its exit code.
 
-    When standard input ends, as it does with the ssh that this is run by, the program
-    gets SIGINT, and is killed with all its children if it has not ended 10 s later; or
-    when a second line says so, and as many seconds later as that says.
+    When standard input ends, as it does when ssh ends, the program gets SIGINT, and is
+    killed with all its children if it has not ended 10 s later. A second line ends the
+    program too, and contains the number of seconds.
     """
-    told = _Told(sys.stdin.fileno())
-    line = told.line()
-    if not line:
+    lines = _Lines(sys.stdin.fileno())
+    first_line = lines.read()
+    if not first_line:
         sys.exit("tf-dgc remote: it is run by `tf-dgc run --hosts`, not by hand")
-    asked = json.loads(line)
+    message = json.loads(first_line)
     try:
-        os.chdir(asked["directory"])
+        os.chdir(message["directory"])
     except OSError as error:
         sys.exit(f"tf-dgc remote: the directory must be the same as there: {error}")
-    if told.has_line:  # it is to end already
+    if lines.has_line:  # the program is already to end
         return 128 + signal.SIGINT
-    environment = {**asked["defaults"], **os.environ, **asked["environment"]}
+    environment = {**message["defaults"], **os.environ, **message["environment"]}
     worker = worker_processes.start_process(
-        asked["command"], environment, sys.stdout.fileno()
+        message["command"], environment, sys.stdout.fileno()
     )
     seconds = None
     try:
         while exit_code(worker) is None and seconds is None:
-            seconds = _seconds_to_end(told)
+            if lines.wait(POLL_SECONDS):
+                seconds = float(lines.read() or INTERRUPT_SECONDS)
     finally:
         worker_processes.end_processes([worker], seconds or 0.0)
     return exit_code(worker) or 0
 
 
-class _Told:
-    """Lines that come one after another, or at once.
+class _Lines:
+    """Reads lines from a file descriptor."""
 
-    Args:
-        number: number of the file that they are read from.
-    """
-
-    def __init__(self, number: int):
-        self._number, self._read = number, b""
+    def __init__(self, descriptor: int):
+        self._descriptor, self._buffer = descriptor, b""
 
     @property
     def has_line(self) -> bool:
-        """Whether one has been read that was not asked for yet."""
-        return b"\n" in self._read
+        """Whether a whole line is in the buffer."""
+        return b"\n" in self._buffer
 
-    def is_ready(self, seconds: float) -> bool:
-        """Wait until there is something, or the end; return whether there is."""
-        return self.has_line or bool(select.select([self._number], [], [], seconds)[0])
+    def wait(self, seconds: float) -> bool:
+        """Wait until there is something to read; return whether there is."""
+        return self.has_line or bool(
+            select.select([self._descriptor], [], [], seconds)[0]
+        )
 
-    def line(self) -> bytes:
-        """Return the next line; nothing if it has no end."""
+    def read(self) -> bytes:
+        """Return the next line; empty at the end of the input."""
         while not self.has_line:
-            part = os.read(self._number, 1 << 16)
-            if not part:
+            data = os.read(self._descriptor, 1 << 16)
+            if not data:
                 return b""
-            self._read += part
-        line, _, self._read = self._read.partition(b"\n")
+            self._buffer += data
+        line, _, self._buffer = self._buffer.partition(b"\n")
         return line + b"\n"
-
-
-def _seconds_to_end(told: _Told) -> float | None:
-    """Wait for a moment; return in how many seconds the program is to end, or None."""
-    if not told.is_ready(POLL_SECONDS):
-        return None
-    return float(told.line() or INTERRUPT_SECONDS)

@@ -1,9 +1,9 @@
-"""Becomes a worker that ends with its launcher: run as a file, before the program.
+"""Executes a program that is killed when its launcher ends; run as a file.
 
     python -I -S worker_start.py LAUNCHER PROGRAM ARGUMENT ...
 
-`LAUNCHER` is the number of the process that starts this one. Nothing of the package is
-imported, and the program takes this process's place.
+`LAUNCHER` is the PID of the process that starts this one. Imports nothing of the
+package.
 """
 
 import ctypes
@@ -15,13 +15,13 @@ _PR_SET_PDEATHSIG = 1  # of Linux's sys/prctl.h
 
 
 def main(launcher: int, command: list[str]) -> None:
-    """Let this process be killed when the launcher ends, then run the command."""
+    """Arrange to be killed when the launcher ends, then execute the command."""
     prctl = getattr(ctypes.CDLL(None), "prctl", None)
     if prctl is not None:
         prctl(_PR_SET_PDEATHSIG, int(signal.SIGKILL))
     if os.getppid() != launcher:
         sys.exit("the launcher is gone")
-    # What a shell starts in the background ignores it, and so would the program.
+    # A shell makes background processes ignore it, and the program would inherit that.
     signal.signal(signal.SIGINT, signal.SIG_DFL)
     try:
         os.execvp(command[0], command)
