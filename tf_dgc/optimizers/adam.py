@@ -124,7 +124,8 @@ class AdamCorrection:
         numbers = adam_variants.step_divisor_numbers(
             self.variant, optimizer, self._momentum, correlation.factors(), active
         )
-        unscaled_divisors = divisors = self._divisors(numbers, active)
+        sample_divisors = self._divisors(numbers, active)
+        divisors = sample_divisors
         if self._rate_correction:
             scaled = preconditioning.scale_divisors(numbers, optimizer.learning_rate)
             divisors = self._divisors(scaled, active)
@@ -140,7 +141,7 @@ class AdamCorrection:
             )
         # Without the learning rate in it, every step's sample has the same weight.
         inputs = add_sample(
-            correlation, inputs, self._worker_state, unscaled_divisors, active
+            correlation, inputs, self._worker_state, sample_divisors, active
         )
         return inputs._replace(divisors=[divisors.get(i) for i in inputs.indices])
 

@@ -85,7 +85,7 @@ class OptimizerWrapper(save_hooks.CheckpointHooks):
         )
         self.inner_optimizer = inner_optimizer
 
-    # --- settings and variables -----------------------------------------------------
+    # Settings and variables
 
     def read_setting(self, name: str) -> Any:
         """Return one of `SHARED_SETTINGS`, as the user set it."""
@@ -196,7 +196,7 @@ class OptimizerWrapper(save_hooks.CheckpointHooks):
         inner.update(self._hyperparameters.values)
         return [describe_constructor(type(self.inner_optimizer), inner)]
 
-    # --- build ----------------------------------------------------------------------
+    # Build
 
     def check_copies(self) -> None:
         """Raise `ValueError` if a function would read the optimizer that was copied.
@@ -221,7 +221,7 @@ class OptimizerWrapper(save_hooks.CheckpointHooks):
             optimizer.build([])
         keras_optimizers.remember_variables(self, [])
 
-    # --- save and load --------------------------------------------------------------
+    # Save and load
 
     def in_checkpoint(self) -> None:
         """Complete a checkpoint on all workers only when it is complete on one."""
@@ -353,7 +353,7 @@ class OptimizerWrapper(save_hooks.CheckpointHooks):
     def _check_state(self, saved: "StateDescription") -> None:
         check_compatible(saved, self._describe_state(), type(self).__name__)
 
-    # --- config and copies ----------------------------------------------------------
+    # Config and copies
 
     def get_config(self) -> dict[str, Any]:
         """Return the constructor's arguments, with the current learning rate.

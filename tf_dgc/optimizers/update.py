@@ -72,15 +72,23 @@ def apply_update(
     elif rule and use_native and rule.is_float32 and not tracing.in_xla_context():
         nonfinite = native.apply_decoded(outcome.decode, rule)
     else:
-        decoded, nonfinite = outcome.decode()
-        sums = [
-            tf.cast(tf.reshape(s, v.shape), v.dtype)
-            for s, v in zip(decoded, variables, strict=True)
-        ]
-        # Not `apply`: trainers call `apply_gradients`, which a subclass may override.
-        optimizer.apply_gradients(list(zip(sums, variables, strict=True)))
-        return nonfinite
+        return _apply_with_keras(optimizer, outcome, variables)
     optimizer.iterations.assign_add(1)
+    return nonfinite
+
+
+def _apply_with_keras(
+    optimizer: keras.optimizers.Optimizer,
+    outcome: StepOutcome,
+    variables: Sequence[keras.Variable],
+) -> tf.Tensor:
+    sums, nonfinite = outcome.decode()
+    pairs = [
+        (tf.cast(tf.reshape(total, v.shape), v.dtype), v)
+        for total, v in zip(sums, variables, strict=True)
+    ]
+    # Not `apply`: trainers call `apply_gradients`, which a subclass may override.
+    optimizer.apply_gradients(pairs)
     return nonfinite
 
 
