@@ -6,7 +6,6 @@ over all workers is unchanged.
 """
 
 from collections.abc import Generator, Sequence
-from typing import Any
 
 import tensorflow as tf
 
@@ -36,7 +35,7 @@ def reduce_within_node(
         if not t.uncompressed:
             by_dtype.setdefault(t.dtype, []).append(i)
     if by_dtype:
-        replies: Any = yield [
+        replies = yield [
             AllToAll(_shard_rows([gradients[i] for i in places], len(machine)), machine)
             for places in by_dtype.values()
         ]

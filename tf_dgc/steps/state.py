@@ -137,8 +137,8 @@ def create_worker_state(
         keeps_largest_moment: whether they are divided by the root of the largest one.
         tracks_staleness: whether to record when entries were sent, if there is a
             residual.
-        moment_rule: how another number of workers restores the moments, one of
-            `worker_variables.RESTORE_RULES`.
+        moment_rule: rule by which another number of workers restores the moments, one
+            of `worker_variables.RESTORE_RULES`.
 
     Raises:
         ValueError: if the method sends all tensors as one, and they are too large
