@@ -20,7 +20,7 @@ class BufferCheck(NamedTuple):
         what: name of the number, for the error.
         received: numbers of all workers, int32 `[N]`.
         expected: expected number, an int or a scalar integer tensor.
-        advice: what to do if they differ.
+        advice: advice for the case that they differ.
     """
 
     what: str

@@ -238,14 +238,15 @@ def split_by_owner_with_tensorflow(
     tensors = regions.space.tensors_of(entries.positions)
     groups = owners * len(regions.space.sizes) + tensors
     rooms = tf.reshape(regions.rooms, [-1])
-    kept = largest_entries(groups, tf.abs(entries.values), rooms)
-    owners, kept_positions = tf.gather(owners, kept), tf.gather(entries.positions, kept)
-    slots = tf.range(tf.size(kept)) - tf.searchsorted(owners, owners)
+    largest = largest_entries(groups, tf.abs(entries.values), rooms)
+    owners = tf.gather(owners, largest)
+    largest_positions = tf.gather(entries.positions, largest)
+    slots = tf.range(tf.size(largest)) - tf.searchsorted(owners, owners)
     indices = tf.stack([owners, slots], axis=1)
     shape = [regions.num_workers, regions.capacity]
     positions = tf.broadcast_to(_padding_positions(regions), shape)
-    positions = tf.tensor_scatter_nd_update(positions, indices, kept_positions)
-    values = tf.scatter_nd(indices, tf.gather(entries.values, kept), shape)
+    positions = tf.tensor_scatter_nd_update(positions, indices, largest_positions)
+    values = tf.scatter_nd(indices, tf.gather(entries.values, largest), shape)
     messages = [
         _message(p, v, tf.constant(True), regions)
         for p, v in zip(
@@ -254,8 +255,9 @@ def split_by_owner_with_tensorflow(
             strict=True,
         )
     ]
-    not_sent = tf.fill(tf.shape(entries.positions), tf.constant(-1, tf.int64))
-    sent = tf.tensor_scatter_nd_update(not_sent, kept[:, tf.newaxis], kept_positions)
+    sent = tf.fill(tf.shape(entries.positions), tf.constant(-1, tf.int64))
+    indices = largest[:, tf.newaxis]
+    sent = tf.tensor_scatter_nd_update(sent, indices, largest_positions)
     return tf.stack(messages), tf.cast(sent, tf.int32)
 
 
@@ -279,11 +281,11 @@ def sum_owned_entries_with_tensorflow(
         tf.size(distinct),
     )
     tensors = regions.space.tensors_of(distinct)
-    kept = largest_entries(tensors, tf.abs(sums), regions.rooms[worker])
-    unused = regions.capacity - tf.size(kept)
+    largest = largest_entries(tensors, tf.abs(sums), regions.rooms[worker])
+    unused = regions.capacity - tf.size(largest)
     padding = _padding_positions(regions)[:unused]
-    block_positions = tf.concat([tf.gather(distinct, kept), padding], axis=0)
-    block_sums = tf.pad(tf.gather(sums, kept), [[0, unused]])
+    block_positions = tf.concat([tf.gather(distinct, largest), padding], axis=0)
+    block_sums = tf.pad(tf.gather(sums, largest), [[0, unused]])
     block = _message(block_positions, block_sums, is_valid, regions)
     return block, Remainder(tf.cast(distinct, tf.int32), sums)
 
@@ -308,8 +310,8 @@ def combine_blocks_with_tensorflow(
     positions = tf.boolean_mask(positions, is_used)
     values = tf.boolean_mask(values, is_used)
     tensors = regions.space.tensors_of(positions)
-    kept = largest_entries(tensors, tf.abs(values), regions.space.counts)
-    positions, values = tf.gather(positions, kept), tf.gather(values, kept)
+    largest = largest_entries(tensors, tf.abs(values), regions.space.counts)
+    positions, values = tf.gather(positions, largest), tf.gather(values, largest)
     is_in_words = _is_in(positions, tf.cast(queries, tf.int64))
     free = _free_positions(positions, regions)
     positions = tf.concat([positions, free], axis=0)

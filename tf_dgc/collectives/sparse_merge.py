@@ -207,10 +207,10 @@ def _merge_entries(
     zeros = tf.zeros_like(values)
     values += tf.where(is_first_of_pair, tf.roll(values, -1, axis=0), zeros)
     magnitudes = tf.where(is_second_of_pair, zeros - 1, tf.abs(values))
-    kept = largest_entries(space.tensors_of(positions), magnitudes, space.counts)
+    largest = largest_entries(space.tensors_of(positions), magnitudes, space.counts)
     return FlatEntries(
-        tf.gather(positions, kept),
-        tf.gather(values, kept),
+        tf.gather(positions, largest),
+        tf.gather(values, largest),
         [a + b for a, b in zip(one.uncompressed, other.uncompressed, strict=True)],
         tf.bitwise.bitwise_or(one.nonfinite, other.nonfinite),
     )

@@ -34,10 +34,10 @@ class StateSpec(NamedTuple):
             have, so that it stays the same on all of them.
         initial: function from a NumPy generator of fixed seed to the initial value;
             None for zeros.
-        elastic: how state that differs between workers is divided when training
-            resumes from a checkpoint with another number of workers: "sum", the total
-            in equal shares; "mean"; "largest", entry by entry; or "zero". Gradients are
-            divided by the number of workers, so state in units of gradients is "sum".
+        elastic: rule by which state that differs between workers is divided when
+            training resumes with another number of workers: "sum", the total in equal
+            shares; "mean"; "largest", entry by entry; or "zero". Gradients are divided
+            by the number of workers, so state in units of gradients is "sum".
     """
 
     shape: tuple[int, ...]
@@ -116,7 +116,7 @@ class Compressor(abc.ABC):
         name: name for `tf_dgc.compressors.get`; letters, digits and "_".
         kind: kind of method, one of `KINDS`.
         reference: paper of the method: authors, venue and year.
-        aggregation: how payloads of the first round are combined: "gather" (then each
+        aggregation: combination of the first round's payloads: "gather" (then each
             worker decodes and sums them), "sum" (by an all-reduce) or "vote" (gathered;
             the majority decides).
         unbiased: whether the expected value of a payload is the input.

@@ -47,7 +47,7 @@ class VarianceBased(Compressor):
     State: `deviation`, the square root of v, as squares of gradients would underflow.
 
     Args:
-        alpha: how certain an entry must be, above 0; 1 to 2 in the paper.
+        alpha: certainty that an entry must have, above 0; 1 to 2 in the paper.
         zeta: decay of v per step, in (0, 1].
         capacity: share of the entries that fit into a payload, in (0, 1].
     """
