@@ -85,7 +85,7 @@ def test_a_build_that_was_refused_can_be_mended():
         for dtype in ("float32", "float64")
     ]
     optimizer = tf_dgc.CompressedOptimizer(keras.optimizers.SGD(0.1), "lgc")
-    with pytest.raises(ValueError, match="Exclude those of another one"):
+    with pytest.raises(ValueError, match="Exclude those of another dtype"):
         optimizer.build(variables)
     assert not optimizer.built
     optimizer.exclude_from_compression(var_list=variables[1:])
