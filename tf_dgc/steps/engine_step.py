@@ -143,7 +143,8 @@ class EncodedRound(NamedTuple):
         requests: requests, in the order of the generic step.
         finite: whether the gradient was finite, a scalar bool.
         entries: number of entries sent, a scalar int64.
-        notes: numbers for the next round, float32.
+        notes: numbers that this worker needs later: in the second round, or in the
+            decoder if rounds are sums, float32.
     """
 
     requests: list[Request]
