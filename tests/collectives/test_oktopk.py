@@ -357,7 +357,7 @@ def test_there_is_room_for_workers_that_are_alike():
 
 def test_what_it_cannot_sum():
     sgd = keras.optimizers.SGD(0.1)
-    with pytest.raises(ValueError, match=r"goes with `DGCOptimizer`, or `TopK`"):
+    with pytest.raises(ValueError, match=r"It needs `DGCOptimizer`, or `TopK`"):
         tf_dgc.CompressedOptimizer(sgd, "two_bit", exchange="oktopk")
 
 
