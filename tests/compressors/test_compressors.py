@@ -254,6 +254,7 @@ PARTS = [
 ]
 
 
+@pytest.mark.slow
 @one_setting_and("part", range(4))
 def test_edge_inputs(compressor, part):
     shapes, names = zip(*PARTS[part], strict=True)
@@ -276,6 +277,7 @@ def test_edge_inputs(compressor, part):
         assert all(np.all(np.isfinite(v)) for v in (*kept, *states))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "case", rows(contract.CASES, contract.ONE_EACH_THAT_MAY_MOVE), indirect=True
 )
@@ -326,6 +328,7 @@ def test_deterministic_and_apart_from_global_seeds(compressor, case):
     np.testing.assert_array_equal(np.random.get_state()[1], before[1])
 
 
+@pytest.mark.slow
 @last_methods
 def test_workers_round_for_themselves(compressor, case):
     """With the same errors on all workers, their sum would be as noisy as one."""
@@ -453,6 +456,7 @@ def test_restart_from_a_checkpoint(strategies, compressor, tmp_path):
         np.testing.assert_array_equal(a.numpy(), b.numpy())
 
 
+@pytest.mark.slow
 @one_setting_with_state
 def test_goes_on_from_what_was_saved(strategies, two_workers, compressor):
     """On two workers bit for bit, on one with the same total, and trains on."""

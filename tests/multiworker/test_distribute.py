@@ -103,10 +103,10 @@ def test_everything_else_falls_through(strategies):
 
 def test_every_private_seam_falls_through(strategies):
     hook = cross_device.cross_device_ops(strategies[2])
-    for name in cross_device._FALL_THROUGH:
+    for name in cross_device._DELEGATED:
         assert getattr(hook, name) == getattr(hook.base, name), name
     assert {"_all_reduce", "_gather", "_num_between_graph_workers"} <= (
-        cross_device._FALL_THROUGH
+        cross_device._DELEGATED
     )
 
 

@@ -156,6 +156,7 @@ def test_the_traceback_of_the_worker_whose_error_ended_another(tmp_path):
     assert f"exit code 1: {told}no. Training. Fix that" in lines[-1]
 
 
+@pytest.mark.slow
 def test_a_worker_that_ignores_termination_is_killed(tmp_path, monkeypatch):
     monkeypatch.setattr(launcher, "_SURVIVOR_SECONDS", 0.5)
     script = write(
@@ -397,6 +398,7 @@ def test_a_server_may_end_later_than_the_workers(tmp_path, monkeypatch, code):
     assert ("server 0 ended with exit code 3" in output.getvalue()) == bool(code)
 
 
+@pytest.mark.slow
 def test_a_server_is_started_and_ended_with_the_workers(tmp_path, monkeypatch):
     program = "import os, time; print(os.environ['TF_CONFIG'], flush=True); "
     program += "print(os.environ['TF_DGC_SECRET'], flush=True); time.sleep(60)"

@@ -278,12 +278,12 @@ def test_who_may_be_running_yet():
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (["--hosts", "a,,b"], "must be names of hosts"),
-        (["--hosts=-oProxyCommand=x"], "must be names of hosts"),
+        (["--hosts", "a,,b"], "must be comma-separated names of hosts"),
+        (["--hosts=-oProxyCommand=x"], "must be comma-separated names of hosts"),
         (["--hosts", "a:2,b:2"], "without ports or numbers of workers"),
         (["--hosts", "a,::1"], "such as a, me@a or [::1]"),
-        (["--hosts", "a,b", "--workers", "3"], "a worker for each host"),
-        (["--hosts", "a,b", "--servers", "1"], "a worker for each host"),
+        (["--hosts", "a,b", "--workers", "3"], "one worker per host"),
+        (["--hosts", "a,b", "--servers", "1"], "one worker per host"),
         (["--hosts", "a", "--ssh", "ssh '"], "--ssh: No closing quotation; received"),
         (["--hosts", "a", "--ssh", "nosuchssh -v"], "is no program 'nosuchssh'; rec"),
         (["--hosts", "a", "--ssh", ""], "--ssh: there is no program ''; received: ''"),

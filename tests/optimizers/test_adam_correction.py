@@ -109,10 +109,8 @@ def assert_near(mine, reference):
         [
             ("adamw", 1),
             ("schedule", 3),
-            ("rate", 2),
             ("costly", 3),
             ("momentum", 2),
-            ("nadam schedule", 2),
         ],
     ),
 )

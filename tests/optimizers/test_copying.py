@@ -504,6 +504,8 @@ def test_a_server_refuses_what_was_set_later(monkeypatch):
 
 @pytest.mark.parametrize("rate", ["schedule", "callable"])
 def test_a_server_needs_the_config_of_a_learning_rate(monkeypatch, rate):
-    match = "get_config" if rate == "schedule" else "is not sent code"
+    match = (
+        "get_config" if rate == "schedule" else "cannot run a function of the script"
+    )
     with Served(1) as server, pytest.raises(ValueError, match=match):
         server.optimizer(monkeypatch, 0, O.SGD(RATES[rate]()))

@@ -48,6 +48,7 @@ def imported(file):
     return {name.split(".")[0] for name in names}
 
 
+@pytest.mark.slow
 def test_its_commands_start():
     scripts = [p for p in sorted(STUDY.glob("*.py")) if "__main__" in p.read_text()]
     assert len(scripts) == 10
