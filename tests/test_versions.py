@@ -52,7 +52,7 @@ for warning in said:
     ended = programs.run([sys.executable, "-c", program], TF_DGC_NATIVE="")
     assert ended.returncode == 0
     newer, native = ended.stdout.strip().splitlines()
-    assert "tensorflow 2.99.0 is installed. It was not tried" in newer
+    assert "tensorflow 2.99.0 is installed. It is untested" in newer
     assert "without its native operations" in native
 
 

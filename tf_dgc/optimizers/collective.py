@@ -108,7 +108,7 @@ class CollectiveOptimizer(OptimizerWrapper):
         self.check_copies()
         use_native = compare_workers(
             self._strategy,
-            self.consensus_config(),
+            self.consensus_config,
             self.schedule_functions(),
             variables,
         )

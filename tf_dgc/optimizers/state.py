@@ -128,7 +128,7 @@ def tensor_spec(
 
 def compare_workers(
     strategy: tf.distribute.Strategy,
-    config: dict[str, Any],
+    describe_config: Callable[[], dict[str, Any]],
     schedule_functions: dict[str, Any],
     variables: Sequence[keras.Variable],
 ) -> bool:
@@ -136,7 +136,8 @@ def compare_workers(
 
     Args:
         strategy: strategy of the workers.
-        config: `describe_config` of the optimizer.
+        describe_config: function that returns the optimizer's config, called only if
+            there are other workers.
         schedule_functions: settings that may be functions of the iteration, by name;
             the config has only the names of functions.
         variables: variables of the model.
@@ -149,7 +150,8 @@ def compare_workers(
     """
     with tf.init_scope():  # the first call may come while a step is traced
         consensus.require_equal(
-            strategy, lambda: consensus_texts(config, schedule_functions, variables)
+            strategy,
+            lambda: consensus_texts(describe_config(), schedule_functions, variables),
         )
         return all_workers_have_native_rules(strategy, variables)
 
