@@ -54,6 +54,7 @@ def worker(words, *addresses):
             process.kill()
 
 
+@pytest.mark.slow
 def test_a_stuck_worker_is_ended_with_its_stack():
     with (
         listening() as (server, gone),

@@ -16,6 +16,7 @@ def mixed_precision():
     keras.config.set_dtype_policy("float32")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("pull", [slow("whole"), "sparse"])
 def test_mixed_precision_and_checkpoints(monkeypatch, tmp_path, mixed_precision, pull):
     """A gradient that overflows is no step of the model; what is saved is the model."""

@@ -39,6 +39,7 @@ def train(monkeypatch, mode, inner, gradients, weights, servers=1, **settings):
         return served, served.weights(), [w.weights() for w in workers]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "mode, staleness, servers",
     [

@@ -73,6 +73,7 @@ def test_each_server_has_its_variables_and_the_first_weights_are_of_one_worker(
                 np.testing.assert_array_equal(mine, theirs)
 
 
+@pytest.mark.slow
 def test_what_is_not_finite_is_left_out_by_all_servers(monkeypatch):
     with Served(1, servers=2) as served:
         weights = some_weights(SHAPES, "float32")
