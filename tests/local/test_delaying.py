@@ -338,7 +338,7 @@ def test_anchors_that_differ_are_found(strategies):
 
 @pytest.mark.parametrize(
     "num_workers",
-    [pytest.param(1, marks=pytest.mark.exhaustive), pytest.param(2, marks=SLOW)],
+    [1, pytest.param(2, marks=SLOW)],
 )
 def test_a_model_is_trained_and_saved(strategies, num_workers, tmp_path):
     def fit(model, epochs):

@@ -136,15 +136,17 @@ class BackgroundReduction:
                 self._changed.wait_for(lambda: self._unfinished == 0)
         finally:
             self._met = False
-        text = self._error.read_value().numpy().decode()
+        with tf.init_scope():  # TensorFlow looks up attributes while `fit` is traced
+            text = self._error.read_value().numpy().decode()
         if text:
             raise RuntimeError(text)
 
     def forget(self) -> None:
         """Discard finished tasks, so that no step waits for them."""
-        for _ in range(int(self._done.size())):
-            self._done.dequeue()
-        self._under_way.assign(0)
+        with tf.init_scope():
+            for _ in range(int(self._done.size())):
+                self._done.dequeue()
+            self._under_way.assign(0)
 
     def count(self) -> dict[Group, list[int]]:
         """Return the numbers of started and finished collectives, by worker group.
