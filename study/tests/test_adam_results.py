@@ -76,7 +76,7 @@ def test_no_distance_of_runs_of_which_one_failed():
 
 
 @pytest.mark.parametrize(
-    ("method", "exempt"),
+    ("method", "uncompressed"),
     [("dgc 99 %", EXEMPT), ("dgc 99.2 % mxfp4", 3200 + 100)],
 )
 def test_exempt_tensors_count_in_their_own_type(method, uncompressed):
