@@ -6,8 +6,8 @@ import tensorflow as tf
 
 from tf_dgc import native_library
 from tf_dgc.codecs import buffer
+from tf_dgc.codecs.bits import to_words
 from tf_dgc.codecs.tensor_spec import TensorSpec
-from tf_dgc.compressors.common.one_round import to_words
 from tf_dgc.steps import native
 from tf_dgc.steps.plan import StepPlan
 

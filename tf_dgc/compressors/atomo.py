@@ -8,15 +8,11 @@ import numpy as np
 import tensorflow as tf
 
 from tf_dgc.arguments import check_whole
+from tf_dgc.codecs.bits import to_words
 from tf_dgc.collectives.requests import Aggregation, AllGather, Result
 from tf_dgc.compressors.base import Compressor
 from tf_dgc.compressors.common.low_rank import Sided, as_matrix, leading_subspace
-from tf_dgc.compressors.common.one_round import (
-    from_words,
-    send_whole,
-    sum_decoded,
-    to_words,
-)
+from tf_dgc.compressors.common.one_round import from_words, send_whole, sum_decoded
 from tf_dgc.compressors.random_keys import RandomKeys
 
 _OVERSAMPLED = 8  # dimensions of the subspace beyond the budget

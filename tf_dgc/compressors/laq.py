@@ -7,6 +7,7 @@ import keras
 import tensorflow as tf
 
 from tf_dgc.arguments import check_number, check_whole, show
+from tf_dgc.codecs.bits import to_words
 from tf_dgc.collectives.requests import Aggregation, AllGather, Result, TensorRequest
 from tf_dgc.compressors.base import NativeMethod, StateSpec
 from tf_dgc.compressors.common import quantize
@@ -17,7 +18,6 @@ from tf_dgc.compressors.common.one_round import (
     from_words,
     only_if,
     sum_decoded,
-    to_words,
 )
 from tf_dgc.compressors.random_keys import RandomKeys
 

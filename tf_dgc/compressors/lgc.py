@@ -15,6 +15,7 @@ from tf_dgc.arguments import (
     check_whole,
 )
 from tf_dgc.codecs import elias_fano
+from tf_dgc.codecs.bits import to_words
 from tf_dgc.codecs.checks import require
 from tf_dgc.collectives.requests import (
     Aggregation,
@@ -26,7 +27,7 @@ from tf_dgc.collectives.requests import (
 )
 from tf_dgc.compressors.base import Compressor, StateSpec
 from tf_dgc.compressors.common.largest import top_k
-from tf_dgc.compressors.common.one_round import from_words, to_words
+from tf_dgc.compressors.common.one_round import from_words
 from tf_dgc.compressors.random_keys import RandomKeys
 from tf_dgc.compressors.topk import num_sent, tie_offset
 

@@ -7,10 +7,10 @@ import keras
 import tensorflow as tf
 
 from tf_dgc.codecs import value_types
-from tf_dgc.codecs.bits import num_stream_words, pack_bits, unpack_bits
+from tf_dgc.codecs.bits import num_stream_words, pack_bits, to_words, unpack_bits
 from tf_dgc.collectives.requests import Aggregation, AllGather, Result
 from tf_dgc.compressors.base import Compressor, NativeMethod
-from tf_dgc.compressors.common.one_round import from_words, sum_decoded, to_words
+from tf_dgc.compressors.common.one_round import from_words, sum_decoded
 from tf_dgc.compressors.random_keys import RandomKeys
 
 

@@ -9,9 +9,10 @@ import tensorflow as tf
 from tf_dgc._internals import tracing
 from tf_dgc.arguments import check_whole, show
 from tf_dgc.codecs import elias_gamma
+from tf_dgc.codecs.bits import to_words
 from tf_dgc.compressors.base import NativeMethod
 from tf_dgc.compressors.common import quantize
-from tf_dgc.compressors.common.one_round import OneRound, from_words, to_words
+from tf_dgc.compressors.common.one_round import OneRound, from_words
 from tf_dgc.compressors.random_keys import RandomKeys
 
 _OVERFLOW_PROBABILITY = 1e-12  # upper bound, that a tensor's code does not fit

@@ -8,10 +8,11 @@ import numpy as np
 import tensorflow as tf
 
 from tf_dgc.arguments import check_whole
+from tf_dgc.codecs.bits import to_words
 from tf_dgc.collectives.requests import Aggregation, AllGather, Result
 from tf_dgc.compressors.base import Compressor, NativeMethod
 from tf_dgc.compressors.common import quantize
-from tf_dgc.compressors.common.one_round import from_words, sum_decoded, to_words
+from tf_dgc.compressors.common.one_round import from_words, sum_decoded
 from tf_dgc.compressors.random_keys import RandomKeys
 
 

@@ -7,9 +7,10 @@ import keras
 import tensorflow as tf
 
 from tf_dgc.arguments import check_whole
+from tf_dgc.codecs.bits import to_words
 from tf_dgc.compressors.base import NativeMethod
 from tf_dgc.compressors.common import quantize
-from tf_dgc.compressors.common.one_round import OneRound, from_words, to_words
+from tf_dgc.compressors.common.one_round import OneRound, from_words
 from tf_dgc.compressors.random_keys import RandomKeys
 
 _LEVELS = 127  # of each sign; -128 is never sent, so negating a code is safe

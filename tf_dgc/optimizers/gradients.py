@@ -9,11 +9,12 @@ import tensorflow as tf
 
 from tf_dgc import metrics
 from tf_dgc._internals import keras_optimizers
+from tf_dgc.codecs.bits import to_words
 from tf_dgc.codecs.tensor_spec import TensorSpec
 from tf_dgc.collectives.communicator import Communicator
 from tf_dgc.collectives.packing import num_bytes
 from tf_dgc.collectives.requests import AllGather
-from tf_dgc.compressors.common.one_round import from_words, to_words
+from tf_dgc.compressors.common.one_round import from_words
 from tf_dgc.multiworker.strategy import require_equal_while_tracing
 from tf_dgc.multiworker.worker_variables import PerWorkerVariable
 from tf_dgc.optimizers import conditions

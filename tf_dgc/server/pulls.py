@@ -15,10 +15,10 @@ import tensorflow as tf
 
 from tf_dgc._internals import tracing
 from tf_dgc.codecs import bits, buffer
+from tf_dgc.codecs.bits import to_words
 from tf_dgc.codecs.buffer import SelectedEntries
 from tf_dgc.codecs.tensor_spec import TensorSpec
 from tf_dgc.compressors import Compressor, TopK, num_sent, top_k
-from tf_dgc.compressors.common.one_round import to_words
 from tf_dgc.steps import native
 from tf_dgc.steps.plan import StepPlan
 

@@ -15,7 +15,8 @@ import tensorflow as tf
 
 from tf_dgc import clipping, native_library
 from tf_dgc.codecs import buffer
-from tf_dgc.compressors.common.one_round import from_words, to_words
+from tf_dgc.codecs.bits import to_words
+from tf_dgc.compressors.common.one_round import from_words
 from tf_dgc.smart_cond import smart_cond
 from tf_dgc.steps import tensorflow_ops
 from tf_dgc.steps.accumulation import Gradient, divide, flatten, gradient_values

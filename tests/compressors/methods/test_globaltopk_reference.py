@@ -7,6 +7,7 @@ import tensorflow as tf
 from harness import Trainer, initial_weights, make_gradients
 
 import tf_dgc
+from tf_dgc.codecs.bits import to_words
 from tf_dgc.compressors import (
     AllGather,
     Compressor,
@@ -15,7 +16,7 @@ from tf_dgc.compressors import (
     StateSpec,
     to_dense_tensor,
 )
-from tf_dgc.compressors.common.one_round import from_words, to_words
+from tf_dgc.compressors.common.one_round import from_words
 from tf_dgc.testing import Simulation
 
 SHAPES = [(20, 30), (4,), (5, 6, 2)]

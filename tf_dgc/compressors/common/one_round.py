@@ -9,6 +9,7 @@ import tensorflow as tf
 
 from tf_dgc._internals import tracing
 from tf_dgc.codecs import value_types
+from tf_dgc.codecs.bits import to_words
 from tf_dgc.codecs.checks import require
 from tf_dgc.collectives.requests import (
     Aggregation,
@@ -144,11 +145,6 @@ def from_words(words: tf.Tensor, dtype: tf.DType, shape: Any) -> tf.Tensor:
     """Return float32 or float64 numbers of `shape` from their bits, int32 `[w]`."""
     bits = tf.reshape(words, [-1, 2]) if dtype == tf.float64 else words
     return tf.reshape(tf.bitcast(bits, dtype), shape)
-
-
-def to_words(values: tf.Tensor) -> tf.Tensor:
-    """Return the bits of float32 or float64 numbers, int32 `[w]`."""
-    return tf.reshape(tf.bitcast(values, tf.int32), [-1])
 
 
 def only_if(condition: tf.Tensor, words: tf.Tensor) -> tf.Tensor:
