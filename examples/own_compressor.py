@@ -12,15 +12,14 @@ import tensorflow as tf
 
 import tf_dgc
 from tf_dgc import compressors
-from tf_dgc.codecs.bits import num_stream_words, pack_bits, unpack_bits
+from tf_dgc.compressors import num_stream_words, pack_bits, unpack_bits
 
 
 @keras.saving.register_keras_serializable(package="mine")
-class TwoMeans(compressors.OneRound):
+class TwoMeans(compressors.OneRound, compressors.Quantizer):
     """A sign and the mean of its side."""
 
     name = "two_means"
-    kind = "quantization"
     reference = "Seide et al., 1-bit SGD, Interspeech 2014 (one column)"
     error_feedback = "required"
 

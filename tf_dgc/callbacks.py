@@ -8,6 +8,7 @@ from typing import Any, TypeAlias
 import keras
 
 from tf_dgc.arguments import show
+from tf_dgc.compressors import NoCompression, Sparsifier
 from tf_dgc.local.optimizer import LocalOptimizer
 from tf_dgc.multiworker import consensus
 from tf_dgc.multiworker.callbacks import BackupAndRestore, ModelCheckpoint
@@ -197,7 +198,7 @@ def compression_hint(optimizer: CompressedOptimizer) -> str | None:
     Args:
         optimizer: optimizer before its first step, or after a step.
     """
-    if optimizer.compressor.lossless:
+    if isinstance(optimizer.compressor, NoCompression):
         return None
     if optimizer.num_workers == 1:
         return (
@@ -228,5 +229,5 @@ def compression_hint(optimizer: CompressedOptimizer) -> str | None:
 def _was_dense(optimizer: CompressedOptimizer) -> bool:
     """Whether a schedule made the last step dense."""
     sent_all = optimizer.stats.entries_per_step == optimizer.num_entries
-    sparsifies = optimizer.compressor.kind == "sparsification"
+    sparsifies = isinstance(optimizer.compressor, Sparsifier)
     return bool(optimizer.num_compressed) and sparsifies and sent_all

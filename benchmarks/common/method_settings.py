@@ -50,7 +50,7 @@ NAMES = [*compressors.METHODS, *DGC, FOR_STEPS]
 
 MODES = {"no_compression" if m == "none" else m: m for m in compressors.METHODS}
 """Methods as modes of `step.py`, where "none" is no communication."""
-ARE_MOMENTUM = [n for n, m in compressors.METHODS.items() if m.is_momentum]
+ARE_MOMENTUM = [n for n, m in compressors.METHODS.items() if m.residual_is_momentum]
 """Methods behind which there must be no other momentum."""
 
 

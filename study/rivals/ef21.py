@@ -39,10 +39,10 @@ class EF21(Compressor):
         """Return those of `TopK`."""
         return self.choice.bytes(shape, dtype)
 
-    def exchange(self, values, state, draw):
+    def aggregate(self, values, state, draw):
         """Send the difference, and move the estimates."""
         estimate, total = state["estimate"], state["sum"]
-        moved = yield from self.choice.exchange(values - estimate, {}, draw)
+        moved = yield from self.choice.aggregate(values - estimate, {}, draw)
         mine = estimate + tf.reshape(to_dense_tensor(moved.sent), values.shape)
         total += tf.reshape(to_dense_tensor(moved.sum), values.shape)
         states = {"estimate": mine, "sum": total}

@@ -33,10 +33,10 @@ class MomentumEF21(EF21):
         """Return those of EF21, and the momentum."""
         return {**super().state(shape), "momentum": StateSpec(shape)}
 
-    def exchange(self, values, state, draw):
+    def aggregate(self, values, state, draw):
         """Send the difference of the momentum."""
         momentum = state["momentum"] + self.eta * (values - state["momentum"])
-        result = yield from super().exchange(momentum, state, draw)
+        result = yield from super().aggregate(momentum, state, draw)
         return result._replace(state={**result.state, "momentum": momentum})
 
     def get_config(self):
@@ -68,10 +68,10 @@ class EControl(EF21):
         """Return those of EF21, and the error."""
         return {**super().state(shape), "error": StateSpec(shape)}
 
-    def exchange(self, values, state, draw):
+    def aggregate(self, values, state, draw):
         """Send the difference with a share of the error."""
         asked = self.eta * state["error"] + values
-        result = yield from super().exchange(asked, state, draw)
+        result = yield from super().aggregate(asked, state, draw)
         error = state["error"] + values - result.state["estimate"]
         return result._replace(state={**result.state, "error": error})
 
@@ -96,10 +96,10 @@ class SparseDIANA(EF21):
     def __init__(self, sparsity=0.99, value_dtype=None, alpha=0.5):
         self.choice, self.alpha = TopK(sparsity, value_dtype), alpha
 
-    def exchange(self, values, state, draw):
+    def aggregate(self, values, state, draw):
         """Send the difference, and move the shifts by a share of it."""
         shift, total = state["estimate"], state["sum"]
-        moved = yield from self.choice.exchange(values - shift, {}, draw)
+        moved = yield from self.choice.aggregate(values - shift, {}, draw)
         mine = tf.reshape(to_dense_tensor(moved.sent), values.shape)
         arrived = tf.reshape(to_dense_tensor(moved.sum), values.shape)
         states = {
@@ -124,7 +124,6 @@ class ForgettingTopK(TopK):
     """
 
     name = "forgetting_top_k"
-    conserves = False
 
     def __init__(self, sparsity=0.999, value_dtype=None, decay=0.95):
         super().__init__(sparsity, value_dtype)

@@ -7,7 +7,7 @@ import numpy as np
 import tensorflow as tf
 
 from tf_dgc.collectives.requests import AllReduce
-from tf_dgc.compressors import Compressor, StateSpec, TopK
+from tf_dgc.compressors import Sparsifier, StateSpec, TopK
 from tf_dgc.compressors.common import sparse
 from tf_dgc.compressors.common.largest import top_k
 from tf_dgc.compressors.topk import num_sent, tie_offset
@@ -16,11 +16,10 @@ MOST = 0.25  # share of a tensor that is sent at most, that of the paper's first
 _SLOWNESS = 0.1  # power of the residual's distance from its level, a factor per step
 
 
-class _ByStep(Compressor):
+class _ByStep(Sparsifier):
     """Sends as many of the largest entries of a tensor as is found in the step."""
 
-    kind = "sparsification"
-    respects_largest = True
+    limits_magnitudes = True
 
     def __init__(self, value_dtype=None):
         self.value_dtype = value_dtype
@@ -32,7 +31,11 @@ class _ByStep(Compressor):
         values = tf.reshape(values, [-1])
         positions, _ = top_k(values, k, tie_offset(values.shape[0], draw))
         dtype = self.value_dtype or values.dtype.name
-        return (yield from sparse.exchange(values, positions, k, dtype, draw.largest))
+        return (
+            yield from sparse.send_entries(
+                values, positions, k, dtype, draw.max_magnitude
+            )
+        )
 
 
 @keras.saving.register_keras_serializable(package="tf_dgc_benchmarks")
@@ -55,7 +58,7 @@ class HardThreshold(_ByStep):
         super().__init__(value_dtype)
         self.threshold = threshold
 
-    def exchange(self, values, state, draw):
+    def aggregate(self, values, state, draw):
         """Count, agree on how many, and send."""
         above = tf.abs(values) > self.threshold
         counted = yield AllReduce(tf.reduce_sum(tf.cast(above, tf.float32))[tf.newaxis])
@@ -97,7 +100,7 @@ class ResidualLevel(_ByStep):
             "largest": StateSpec((1,), per_worker=False),
         }
 
-    def exchange(self, values, state, draw):
+    def aggregate(self, values, state, draw):
         """Move the density by the workers' norms, and send."""
         residual = state["residual"]
         squares = [tf.reduce_sum(x**2) for x in (residual, values - residual)]
@@ -117,7 +120,7 @@ class ResidualLevel(_ByStep):
 
 
 @keras.saving.register_keras_serializable(package="tf_dgc_benchmarks")
-class RootTopK(Compressor):
+class RootTopK(Sparsifier):
     """Top-k of each tensor with k in proportion to the root of its size.
 
     A sparsity by layer: of a tensor of four times the entries twice as many are sent.
@@ -128,9 +131,8 @@ class RootTopK(Compressor):
     """
 
     name = "root_top_k"
-    kind = "sparsification"
     reference = "A sparsity by layer"
-    respects_largest = True
+    limits_magnitudes = True
 
     def __init__(self, roots=1.0, value_dtype=None):
         self.roots, self.value_dtype = roots, value_dtype
@@ -150,10 +152,10 @@ class RootTopK(Compressor):
         """Return those of top-k."""
         return self._of(math.prod(shape)).bytes(shape, dtype)
 
-    def exchange(self, values, state, draw):
+    def aggregate(self, values, state, draw):
         """Do as top-k of this tensor's sparsity."""
         chosen = self._of(values.shape.num_elements())
-        return (yield from chosen.exchange(values, state, draw))
+        return (yield from chosen.aggregate(values, state, draw))
 
     def _of(self, size):
         return TopK(1 - min(MOST, self.roots / math.sqrt(size)), self.value_dtype)

@@ -4,14 +4,14 @@ import keras
 import tensorflow as tf
 
 from tf_dgc.collectives.requests import Result, to_dense_tensor
-from tf_dgc.compressors import Compressor, StateSpec, TopK
+from tf_dgc.compressors import Sparsifier, StateSpec, TopK
 from tf_dgc.optimizers.state import is_small
 
 _LEVELS = 15  # steps from the least to the largest of a bucket: 4 bits
 
 
 @keras.saving.register_keras_serializable(package="tf_dgc_benchmarks")
-class MicroTopK(Compressor):
+class MicroTopK(Sparsifier):
     """Sends the largest entries, and keeps the others in 4 bits.
 
     Modoranu et al., "MicroAdam: accurate adaptive optimization with low space overhead
@@ -26,7 +26,6 @@ class MicroTopK(Compressor):
     """
 
     name = "micro_top_k"
-    kind = "sparsification"
     reference = "Modoranu et al., MicroAdam, NeurIPS 2024"
     error_feedback = "forbidden"
 
@@ -42,10 +41,10 @@ class MicroTopK(Compressor):
         """Return those of `TopK`."""
         return self.choice.bytes(shape, dtype)
 
-    def exchange(self, values, state, draw):
+    def aggregate(self, values, state, draw):
         """Send of what there is the largest, and round the rest."""
         there = values + state["error"]
-        moved = yield from self.choice.exchange(there, {}, draw)
+        moved = yield from self.choice.aggregate(there, {}, draw)
         sent = tf.reshape(to_dense_tensor(moved.sent), values.shape)
         states = {"error": in_levels(there - sent, self.bucket)}
         total = tf.reshape(to_dense_tensor(moved.sum), values.shape)

@@ -5,7 +5,7 @@ import tensorflow as tf
 
 from tf_dgc.codecs import value_types
 from tf_dgc.collectives.requests import AllGather, AllReduce, Result
-from tf_dgc.compressors import Compressor, StateSpec
+from tf_dgc.compressors import Quantizer, StateSpec
 from tf_dgc.compressors.common.one_round import only_if, sum_decoded
 
 
@@ -29,7 +29,7 @@ def growing_intervals(steps, kappa=16):
 
 
 @keras.saving.register_keras_serializable(package="tf_dgc_benchmarks")
-class OneBitMomentum(Compressor):
+class OneBitMomentum(Quantizer):
     """Sends the momentum that Adam would have, in 1 bit per entry, but in some steps.
 
     Tang et al., "1-bit Adam", ICML 2021, algorithm 1: every worker lets its gradient
@@ -52,7 +52,6 @@ class OneBitMomentum(Compressor):
     """
 
     name = "one_bit_momentum"
-    kind = "quantization"
     reference = "Tang et al., 1-bit Adam, ICML 2021"
     error_feedback = "required"
     reads_residual = True
@@ -70,7 +69,7 @@ class OneBitMomentum(Compressor):
         """Return None: it depends on the step."""
         del shape, dtype
 
-    def exchange(self, values, state, draw):
+    def aggregate(self, values, state, draw):
         """Send the gradient, or what the momentum is to become."""
         flat, kept, momentum, seen = (
             tf.reshape(v, [-1])

@@ -11,24 +11,22 @@ from tf_dgc import compressors
 from tf_dgc._internals import tf_collectives
 from tf_dgc.collectives import packing
 from tf_dgc.collectives.requests import AllGather, AllReduce, Result
-from tf_dgc.compressors.base import Compressor
 from tf_dgc.compressors.common import one_round
 from tf_dgc.testing import Simulation
 
 O = keras.optimizers  # noqa: E741
 
 
-class TwoRounds(Compressor):
+class TwoRounds(compressors.Quantizer):
     """Scales by the largest entry of all workers, then sums."""
 
     name = "two_rounds"
-    kind = "quantization"
     reference = "this test"
 
     def bytes(self, shape, dtype):
         return None
 
-    def exchange(self, values, state, keys):
+    def aggregate(self, values, state, keys):
         largest = yield from one_round.maximum(tf.reduce_max(tf.abs(values)))
         total = yield AllReduce(values / largest)
         return Result(total * largest, values)
@@ -116,16 +114,15 @@ def returns_a_tensor(values):
 )
 def test_wrong_exchanges(exchange, message):
     class Broken(TwoRounds):
-        def exchange(self, values, state, keys):
+        def aggregate(self, values, state, keys):
             return exchange(values)
 
     with pytest.raises(ValueError, match=f"Broken.* {message}"):
         Simulation(Broken(), [(2, 3)], 1).step([[np.zeros((2, 3))]])
 
 
-class LongerThanStated(compressors.OneRound):
+class LongerThanStated(compressors.OneRound, compressors.Quantizer):
     name = "longer"
-    kind = "quantization"
     reference = "this test"
 
     def words(self, size, dtype):
@@ -138,9 +135,8 @@ class LongerThanStated(compressors.OneRound):
         return tf.zeros([size], dtype)
 
 
-class OtherThanStated(Compressor):
+class OtherThanStated(compressors.Quantizer):
     name = "other"
-    kind = "quantization"
     reference = "this test"
 
     def __init__(self, factor):
@@ -152,7 +148,7 @@ class OtherThanStated(Compressor):
     def bytes(self, shape, dtype):
         return 40
 
-    def exchange(self, values, state, keys):
+    def aggregate(self, values, state, keys):
         yield AllGather(tf.zeros([self.factor * 10], tf.int32))
         return Result(values, values)
 

@@ -41,7 +41,7 @@ def test_parameters_outside_their_meaning(name, settings):
     ("fact", "value"),
     [
         ("name", "two words"),
-        ("kind", "magic"),
+        ("kind", None),
         ("reference", None),
         ("aggregation", "mean"),
         ("error_feedback", True),

@@ -174,7 +174,7 @@ def test_what_arrives_is_what_was_sent(compressor, case, dtype):
 @more_methods
 def test_error_feedback_conserves(compressor, case):
     """All that arrived, and all that is kept, is all there ever was."""
-    claims = compressor.additive and compressor.conserves
+    claims = compressor.additive and compressor.feedback_decay == 1
     if not (keeps_what_is_not_sent(compressor) and claims):
         pytest.skip("no claim")
     steps = three_workers(case, "float64", STEPS)
@@ -227,7 +227,7 @@ def test_sends_what_it_states(compressor, dtype):
         simulation.step(contract.gradients(2, shapes))
         sent = [sum(map(contract.num_bytes, m)) for m in simulation.messages]
         assert sent == [simulation.sent_bytes] * 2
-        seen = [(sum(map(math.prod, shapes)),)] if compressor.together else shapes
+        seen = [(sum(map(math.prod, shapes)),)] if compressor.entire_model else shapes
         stated = [compressor.bytes(s, tf.as_dtype(dtype)) for s in seen]
         if None not in stated:
             extra = sum(map(contract.overhead, simulation.messages[0]))

@@ -15,7 +15,7 @@ import pytest
 from harness import Trainer, initial_weights, make_gradients
 
 import tf_dgc
-from tf_dgc.compressors import AllGather, Compressor, Result, StateSpec
+from tf_dgc.compressors import AllGather, Quantizer, Result, StateSpec
 from tf_dgc.multiworker import worker_variables
 
 COUNTS = range(1, 5)
@@ -129,11 +129,10 @@ def test_shares_still_add_up_to_what_everyone_knows(strategies, name, mine, ever
     assert gap(other) < 1e-6
 
 
-class Remembers(Compressor):
+class Remembers(Quantizer):
     """Has state of every rule."""
 
     name = "remembers"
-    kind = "quantization"
     reference = "this test"
     error_feedback = "forbidden"
 
@@ -142,11 +141,11 @@ class Remembers(Compressor):
 
     def state(self, shape):
         return {
-            rule: StateSpec((2,), elastic=rule)
+            rule: StateSpec((2,), rescaling=rule)
             for rule in worker_variables.RESTORE_RULES
         }
 
-    def exchange(self, values, state, draw):
+    def aggregate(self, values, state, draw):
         yield AllGather(draw.local())
         return Result(values, values, {})
 
@@ -175,10 +174,10 @@ def test_rules(strategies):
 def test_a_rule_that_is_none():
     class Wrong(Remembers):
         def state(self, shape):
-            return {"memory": StateSpec((2,), elastic="median")}
+            return {"memory": StateSpec((2,), rescaling="median")}
 
     optimizer = tf_dgc.CompressedOptimizer(SGD(0.1), Wrong(), min_compress_size=0)
     with pytest.raises(
-        ValueError, match="`elastic` must be one of sum, mean, largest, zero"
+        ValueError, match="`rescaling` must be one of sum, mean, largest, zero"
     ):
         optimizer.build([keras.Variable(np.zeros((2, 3)))])

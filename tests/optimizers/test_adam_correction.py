@@ -362,7 +362,7 @@ def test_another_number_of_workers_has_the_mean_of_the_second_moments(
     ],
 )
 def test_waiting_takes_the_place_of_momentum(compressor, wait, left):
-    assert compressor.wait == pytest.approx(wait)
+    assert compressor.mean_delay == pytest.approx(wait)
     assert inner_hyperparameters.remaining_momentum(0.9, wait) == pytest.approx(left)
     optimizer = tf_dgc.CompressedOptimizer(O.Adam(), compressor)
     optimizer.build([keras.Variable(np.zeros((40, 50), "float32"))])

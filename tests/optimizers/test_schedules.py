@@ -141,7 +141,7 @@ class Stated(schedules.SparsitySchedule):
 )
 def test_what_a_sparsity_comes_to(sparsity, final):
     assert schedules.final_sparsity(sparsity) == final
-    wait = tf_dgc.compressors.TopK(sparsity).wait
+    wait = tf_dgc.compressors.TopK(sparsity).mean_delay
     assert wait == pytest.approx(final / (1 - final))
 
 

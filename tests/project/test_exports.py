@@ -20,8 +20,10 @@ PUBLIC = {
         BackupAndRestore CompressionMonitor ModelCheckpoint find_compressed_optimizer
     """,
     "tf_dgc.compressors": """
-        Aggregation AllGather AllReduce Compressor METHODS OneRound RandomKeys Result
-        SparseEntries StateSpec base get num_sent tie_offsets to_dense_tensor top_k
+        Aggregation AllGather AllReduce Compressor LowRank METHODS NativeMethod OneRound
+        Quantizer RandomKeys Result SparseEntries Sparsifier StateSpec base from_words
+        get maximum num_sent num_stream_words pack_bits tie_offsets to_dense_tensor
+        to_words top_k unpack_bits
     """,
     "tf_dgc.collectives": """
         AlgorithmSteps Auto Butterfly CollectiveAlgorithm Cost GTopK Gossip Hierarchical

@@ -84,7 +84,7 @@ def test_no_cluster(monkeypatch):
         ({"mode": "ssp", "staleness": 1.5}, "whole number of steps"),
         ({"compressor": "sign_sgd"}, "which is a vote"),
         ({"compressor": "power_sgd"}, "keeps a state"),
-        ({"compressor": "scale_com"}, "needs what others send"),
+        ({"compressor": "scale_com"}, "reads the residual"),
         ({"compressor": "no_such"}, "no_such"),
         ({"min_compress_size": -1}, "min_compress_size"),
         ({"pull": "all"}, '"whole" or "sparse"'),

@@ -14,7 +14,7 @@ from tf_dgc.collectives.requests import (
     position_mask,
     to_dense_tensor,
 )
-from tf_dgc.compressors.base import Compressor
+from tf_dgc.compressors import Sparsifier
 from tf_dgc.steps.flat_buffer import flat_views
 from tf_dgc.testing import Simulation
 
@@ -32,7 +32,7 @@ def test_parts_of_entries_are_those_of_the_whole(sizes, data):
     rng = np.random.default_rng(data.draw(st.integers(0, 2**32 - 1)))
     rows = [entries(rng, size, rng.integers(0, size + 1)) for _ in range(3)]
     tensors = [TensorSpec(str(n), (n,), tf.float32, False) for n in sizes]
-    (view,) = flat_views(tensors, together=True)
+    (view,) = flat_views(tensors, entire_model=True)
     results = view.results(Result(rows, rows[0], entries=1), [{} for _ in sizes])
     ends = np.cumsum(sizes)[:-1]
 
@@ -48,11 +48,10 @@ def test_parts_of_entries_are_those_of_the_whole(sizes, data):
     assert [int(r.entries) for r in results] == numbers
 
 
-class Ones(Compressor):
+class Ones(Sparsifier):
     """Sends an entry of the worker's own, at a place of its choice."""
 
     name = "ones"
-    kind = "sparsification"
     reference = "this test"
 
     def __init__(self, places, value):
@@ -61,7 +60,7 @@ class Ones(Compressor):
     def bytes(self, shape, dtype):
         return 4 * len(self.places)
 
-    def exchange(self, values, state, keys):
+    def aggregate(self, values, state, keys):
         size = values.shape.num_elements()
         total = yield AllReduce(tf.fill([len(self.places)], 1.0))
         rows = [

@@ -83,7 +83,8 @@ def test_dgc_and_its_composition_mask_alike(sparsity, value_dtype):
 SPARSIFIERS = [
     name
     for name, method in compressors.METHODS.items()
-    if method.kind == "sparsification" and method().error_feedback != "forbidden"
+    if issubclass(method, compressors.Sparsifier)
+    and method().error_feedback != "forbidden"
 ]
 
 
@@ -116,8 +117,8 @@ def test_methods_mask_by_default_where_entries_wait(compressor, masked):
 class Silent(compressors.RandomK):
     """Does not say which: a whole tensor has no positions."""
 
-    def exchange(self, values, state, keys):
-        result = yield from super().exchange(values, state, keys)
+    def aggregate(self, values, state, keys):
+        result = yield from super().aggregate(values, state, keys)
         return result._replace(
             sent=compressors.to_dense_tensor(result.sent), chosen=None
         )

@@ -41,7 +41,7 @@ def take(compressor, dtype, step, seed=0, worker=1, momentum=0.0, bad=False):
     """Return a worker's push, and what receives it."""
     kind = tf.as_dtype(dtype)
     tensors = [
-        TensorSpec(f"t{i}", s, kind, uncompressed=i == 1, largest=math.inf)
+        TensorSpec(f"t{i}", s, kind, uncompressed=i == 1, max_magnitude=math.inf)
         for i, s in enumerate(SHAPES)
     ]
     feedback = compressor.error_feedback in ("required", "default")

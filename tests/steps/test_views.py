@@ -18,12 +18,14 @@ def tensors(*sizes, uncompressed=False):
 
 def test_positions_of_all_together_are_int32():
     half = 2**30
-    (view,) = flat_views(tensors(half, half - 1), together=True)
+    (view,) = flat_views(tensors(half, half - 1), entire_model=True)
     assert view.seen.size == tf.int32.max
     with pytest.raises(ValueError, match=r"2 tensors from t0 on, with 2147483648"):
-        flat_views(tensors(half, half), together=True)
-    assert len(flat_views(tensors(half, half), together=False)) == 2
-    assert len(flat_views(tensors(half, half, uncompressed=True), together=True)) == 2
+        flat_views(tensors(half, half), entire_model=True)
+    assert len(flat_views(tensors(half, half), entire_model=False)) == 2
+    assert (
+        len(flat_views(tensors(half, half, uncompressed=True), entire_model=True)) == 2
+    )
 
 
 @pytest.mark.parametrize("method", [compressors.GlobalTopK, compressors.LGC])

@@ -196,7 +196,7 @@ def sum_tolerance(simulation):
     and turn back, by rounding of the largest entries in the type of the values.
     """
     wide = 4 * np.finfo(simulation.residual[0][0].dtype).eps
-    unit = max(simulation.compressor.rounding, wide)
+    unit = max(getattr(simulation.compressor, "unit_roundoff", 0.0), wide)
     tolerances = []
     for i in range(len(simulation.sent[0])):
         size = sum(np.abs(worker[i]) for worker in simulation.sent)

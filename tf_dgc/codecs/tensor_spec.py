@@ -18,10 +18,10 @@ class TensorSpec(NamedTuple):
             `value_types.CHOICES` or "float64"; None for `dtype`.
         uncompressed_dtype: type of an uncompressed tensor's values on the wire, one of
             `value_types.UNCOMPRESSED_CHOICES`; None for `dtype`.
-        narrow: dtype of the variable if narrower than `dtype`, else None.
-        largest: upper bound of the magnitudes that one worker sends, a power of two, so
-            that the sum does not overflow (`value_types.largest_contribution`); the
-            excess stays in the residual.
+        narrow_dtype: dtype of the variable if narrower than `dtype`, else None.
+        max_magnitude: upper bound of the magnitudes that one worker sends, a power of
+            two, so that the sum does not overflow (`value_types.largest_contribution`);
+            the excess stays in the residual.
     """
 
     label: str
@@ -30,8 +30,8 @@ class TensorSpec(NamedTuple):
     uncompressed: bool
     value_dtype: str | None = None
     uncompressed_dtype: str | None = None
-    narrow: tf.DType | None = None
-    largest: float = math.inf
+    narrow_dtype: tf.DType | None = None
+    max_magnitude: float = math.inf
 
     @property
     def size(self) -> int:

@@ -177,7 +177,7 @@ class SparseEntries(NamedTuple):
 
     Attributes:
         positions: positions of the entries, int32 `[m]`, distinct; ascending for
-            methods with `together`.
+            methods of the `entire_model`.
         values: values of the entries, float `[m]`.
         size: number of entries n of the tensor, zeros included.
     """
@@ -204,8 +204,8 @@ class Result(NamedTuple):
         entries: number of entries sent, an int or a scalar integer tensor; None if all.
         chosen: whether each entry was sent, bool, `[n]` or of the tensor's shape,
             including entries sent as 0. None if all were sent or the positions of
-            `sent` say which. Methods of kind "sparsification" set it together with
-            `entries`, for factor masking.
+            `sent` say which. A `Sparsifier` sets it together with `entries`, for
+            factor masking.
     """
 
     sum: DenseOrEntries
@@ -216,7 +216,7 @@ class Result(NamedTuple):
 
 
 Aggregation: TypeAlias = Generator[TensorRequest, tf.Tensor, Result]
-"""Exchange of one tensor, as `Compressor.exchange` returns it."""
+"""Exchange of one tensor, as `Compressor.aggregate` returns it."""
 
 
 def position_mask(entries: SparseEntries) -> tf.Tensor:

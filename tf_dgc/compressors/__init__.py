@@ -10,6 +10,10 @@ from typing import Any
 import keras
 
 from tf_dgc.arguments import show
+from tf_dgc.codecs.bits import num_stream_words as num_stream_words
+from tf_dgc.codecs.bits import pack_bits as pack_bits
+from tf_dgc.codecs.bits import to_words as to_words
+from tf_dgc.codecs.bits import unpack_bits as unpack_bits
 from tf_dgc.collectives.requests import Aggregation as Aggregation
 from tf_dgc.collectives.requests import AllGather as AllGather
 from tf_dgc.collectives.requests import AllReduce as AllReduce
@@ -20,11 +24,17 @@ from tf_dgc.compressors import base
 from tf_dgc.compressors.adacomp import AdaComp as AdaComp
 from tf_dgc.compressors.atomo import ATOMO as ATOMO
 from tf_dgc.compressors.base import Compressor as Compressor
+from tf_dgc.compressors.base import LowRank as LowRank
+from tf_dgc.compressors.base import NativeMethod as NativeMethod
+from tf_dgc.compressors.base import Quantizer as Quantizer
+from tf_dgc.compressors.base import Sparsifier as Sparsifier
 from tf_dgc.compressors.base import StateSpec as StateSpec
 from tf_dgc.compressors.bfloat16 import BFloat16 as BFloat16
 from tf_dgc.compressors.chunkedtopk import ChunkedTopK as ChunkedTopK
 from tf_dgc.compressors.common.largest import top_k as top_k
 from tf_dgc.compressors.common.one_round import OneRound as OneRound
+from tf_dgc.compressors.common.one_round import from_words as from_words
+from tf_dgc.compressors.common.one_round import maximum as maximum
 from tf_dgc.compressors.countsketch import CountSketch as CountSketch
 from tf_dgc.compressors.demo import DeMo as DeMo
 from tf_dgc.compressors.diana import DIANA as DIANA
@@ -62,14 +72,14 @@ METHODS: dict[str, type[Compressor]] = {
     for value in list(globals().values())
     if isinstance(value, type)
     and issubclass(value, Compressor)
-    and value not in {Compressor, OneRound}
+    and "name" in vars(value)
 }
 """The methods of the package, by name."""
 
 
 def __dir__() -> list[str]:
     """Return the public names, without the methods' modules."""
-    modules = (__name__, AllReduce.__module__)
+    modules = (__name__, AllReduce.__module__, pack_bits.__module__)
     names = [
         name
         for name, value in globals().items()
@@ -108,7 +118,7 @@ def _check_attributes(compressor: Compressor) -> None:
     choices_by_attribute: dict[str, tuple[str, ...] | None] = {
         "name": None,
         "reference": None,
-        "kind": base.KINDS,
+        "kind": None,
         "aggregation": base.AGGREGATIONS,
         "error_feedback": base.FEEDBACK_RULES,
     }

@@ -8,14 +8,14 @@ import tensorflow as tf
 
 from tf_dgc.arguments import check_number, check_whole
 from tf_dgc.collectives.requests import Aggregation
-from tf_dgc.compressors.base import Compressor, NativeMethod
+from tf_dgc.compressors.base import NativeMethod, Sparsifier
 from tf_dgc.compressors.common import capacity as slots
 from tf_dgc.compressors.common import quantize
 from tf_dgc.compressors.random_keys import RandomKeys
 
 
 @keras.saving.register_keras_serializable(package="tf_dgc")
-class AdaComp(Compressor):
+class AdaComp(Sparsifier):
     """Sends the entries near the maximum of their bin, as signs of one magnitude.
 
     Chen et al., algorithm 2. With `G = residual + gradient`, the tensor is cut into
@@ -42,7 +42,6 @@ class AdaComp(Compressor):
     """
 
     name = "adacomp"
-    kind = "sparsification"
     reference = "Chen et al., AdaComp, AAAI 2018"
     reads_residual = True
 
@@ -67,7 +66,7 @@ class AdaComp(Compressor):
         del dtype
         return 4 * slots.num_words(math.prod(shape), self._capacity(shape), "sign")
 
-    def exchange(
+    def aggregate(
         self, values: tf.Tensor, state: dict[str, tf.Tensor], keys: RandomKeys
     ) -> Aggregation:
         """Compare with the bins' maxima, and gather."""

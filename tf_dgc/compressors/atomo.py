@@ -10,7 +10,7 @@ import tensorflow as tf
 from tf_dgc.arguments import check_whole
 from tf_dgc.codecs.bits import to_words
 from tf_dgc.collectives.requests import Aggregation, AllGather, Result
-from tf_dgc.compressors.base import Compressor
+from tf_dgc.compressors.base import LowRank
 from tf_dgc.compressors.common.low_rank import Sided, as_matrix, leading_subspace
 from tf_dgc.compressors.common.one_round import from_words, send_whole, sum_decoded
 from tf_dgc.compressors.random_keys import RandomKeys
@@ -19,7 +19,7 @@ _OVERSAMPLED = 8  # dimensions of the subspace beyond the budget
 
 
 @keras.saving.register_keras_serializable(package="tf_dgc")
-class ATOMO(Compressor):
+class ATOMO(LowRank):
     """Sends `budget` components of every gradient matrix, unbiased.
 
     Wang et al., spectral ATOMO: the gradient is `sum of lambda_i u_i v_i'`. Component i
@@ -53,7 +53,6 @@ class ATOMO(Compressor):
     """
 
     name = "atomo"
-    kind = "low rank"
     reference = "Wang et al., ATOMO, NeurIPS 2018"
     unbiased = True
     error_feedback = "forbidden"
@@ -66,7 +65,7 @@ class ATOMO(Compressor):
         rows, columns = as_matrix(shape)
         return dtype.size * min(rows * columns, self.budget * (rows + columns))
 
-    def exchange(
+    def aggregate(
         self, values: tf.Tensor, state: dict[str, tf.Tensor], keys: RandomKeys
     ) -> Aggregation:
         """Decompose, draw and gather."""

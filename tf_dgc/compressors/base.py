@@ -1,8 +1,8 @@
 """The interface of a compression method.
 
-A method sees one tensor of one worker. `Compressor.exchange` is a generator that yields
-requests for collectives (`yield AllReduce(values)`, `yield AllGather(words)`) and
-returns a `Result`. It does not depend on ranks, strategies or Keras variables: its
+A method sees one tensor of one worker. `Compressor.aggregate` is a generator that
+yields requests for collectives (`yield AllReduce(values)`, `yield AllGather(words)`)
+and returns a `Result`. It does not depend on ranks, strategies or Keras variables: its
 caller owns the state, and packs the requests of all tensors of a round into one
 collective (`collectives/packing.py`).
 
@@ -34,7 +34,7 @@ class StateSpec(NamedTuple):
             have, so that it stays the same on all of them.
         initial: function from a NumPy generator of fixed seed to the initial value;
             None for zeros.
-        elastic: rule by which state that differs between workers is divided when
+        rescaling: rule by which state that differs between workers is divided when
             training resumes with another number of workers: "sum", the total in equal
             shares; "mean"; "largest", entry by entry; or "zero". Gradients are divided
             by the number of workers, so state in units of gradients is "sum".
@@ -43,7 +43,7 @@ class StateSpec(NamedTuple):
     shape: tuple[int, ...]
     per_worker: bool = True
     initial: Callable[[np.random.Generator], "np.ndarray[Any, Any]"] | None = None
-    elastic: str = "sum"
+    rescaling: str = "sum"
 
 
 class NativeMethod(NamedTuple):
@@ -67,7 +67,7 @@ class NativeMethod(NamedTuple):
         num_notes: number of values that the preceding round leaves for this worker's
             second round; if rounds are sums, that the second leaves for its decoder.
         all_workers_native: whether all workers must use the native method, as its sums
-            have other bits than those of `exchange`.
+            have other bits than those of `aggregate`.
         bounded: whether it takes the upper bound of the magnitudes to send as one more
             parameter.
         needs_term_bound: whether it takes the bound of each worker's values that are
@@ -94,14 +94,6 @@ class NativeMethod(NamedTuple):
         return [number >> 16, number & 0xFFFF]
 
 
-KINDS = (
-    "sparsification",
-    "quantization",
-    "difference",
-    "low rank",
-    "learned",
-    "control",
-)
 AGGREGATIONS = ("gather", "sum", "vote")
 FEEDBACK_RULES = ("required", "default", "optional", "forbidden")
 
@@ -109,12 +101,14 @@ FEEDBACK_RULES = ("required", "default", "optional", "forbidden")
 class Compressor(abc.ABC):
     """A compression method.
 
-    A subclass sets the attributes below, implements `bytes`, `exchange` and
-    `get_config`, and is registered with `keras.saving.register_keras_serializable`.
+    Derive from `Sparsifier`, `Quantizer` or `LowRank` if the method is of this kind.
+    A method sets `name` and `reference`, and each attribute below whose default is not
+    true of it; it implements `bytes`, `aggregate` and `get_config`, and is registered
+    with `keras.saving.register_keras_serializable`.
 
     Attributes:
         name: name for `tf_dgc.compressors.get`; letters, digits and "_".
-        kind: kind of method, one of `KINDS`.
+        kind: kind of method, for tables.
         reference: paper of the method: authors, venue and year.
         aggregation: combination of the first round's payloads: "gather" (then each
             worker decodes and sums them), "sum" (by an all-reduce) or "vote" (gathered;
@@ -125,50 +119,38 @@ class Compressor(abc.ABC):
             on) or "forbidden".
         feedback_decay: factor of the residual before it is added to the next gradient,
             in (0, 1]; below 1 the method loses part of it.
-        needs_others: whether a worker's payload depends on other workers in the same
-            step, so that it cannot be decoded alone.
-        is_momentum: whether the residual is the momentum, so that the inner optimizer
-            must have none.
-        has_units: whether the method compares with a number in units of gradients, or
-            returns values that are not in these units, so that its input must not
-            contain the learning rate.
-        sends_signs: whether the result consists of 1 and -1, whatever the magnitudes.
+        residual_is_momentum: whether the residual is the momentum, so that the inner
+            optimizer must have none.
+        homogeneity: the d in "input times c gives result times c**d", for c > 0. 1 for
+            most methods; 0 if the result does not depend on the scale, as signs; None
+            if the method compares entries with a number in units of gradients. Unless
+            it is 1, the input does not contain the learning rate.
         additive: whether `Result.sum` is the sum of the workers' `Result.sent`; not so
             for votes, and if only the sum can be decoded.
-        conserves: whether, with error feedback, delivered values and residual add up to
-            all gradients; not so if decoding has an error that no worker knows.
-        lossless: whether all values are sent exactly.
-        rounding: unit roundoff of sums formed in a narrow type by the all-reduce; 0 if
-            they are formed in the type of the values.
-        reads_residual: whether `exchange` reads `state["residual"]`, the residual
+        reads_residual: whether `aggregate` reads `state["residual"]`, the residual
             before this step (zeros without error feedback). The gradient alone is
             `values - state["residual"]`.
-        respects_largest: whether `exchange` limits magnitudes to `keys.largest` itself.
-            Other methods receive limited input.
-        together: whether `exchange` and `bytes` take all compressed tensors of a step
-            at once, of one dtype, concatenated to shape `[n]`, with `keys.sizes`; else
-            each by itself. `state` is per tensor, and `exchange` receives and returns
-            it concatenated; `common_state` is passed as it is.
+        limits_magnitudes: whether `aggregate` limits magnitudes to `keys.max_magnitude`
+            itself. Other methods receive limited input.
+        entire_model: whether `aggregate` and `bytes` take all compressed tensors of a
+            step at once, of one dtype, concatenated to shape `[n]`, with `keys.sizes`;
+            else each by itself. `state` is per tensor, and `aggregate` receives and
+            returns it concatenated; `common_state` is passed as it is.
     """
 
     name: ClassVar[str]
-    kind: ClassVar[str]
+    kind: ClassVar[str] = "other"
     reference: ClassVar[str]
     aggregation: ClassVar[str] = "gather"
-    lossless: ClassVar[bool] = False
-    rounding: ClassVar[float] = 0.0
+    residual_is_momentum: ClassVar[bool] = False
     reads_residual: ClassVar[bool] = False
-    respects_largest: ClassVar[bool] = False
-    together: ClassVar[bool] = False
-    is_momentum: ClassVar[bool] = False
-    needs_others: ClassVar[bool] = False
-    additive: bool = True
-    conserves: bool = True
-    has_units: bool = False
-    sends_signs: bool = False
+    limits_magnitudes: ClassVar[bool] = False
+    entire_model: ClassVar[bool] = False
     unbiased: bool = False
     error_feedback: str = "default"
     feedback_decay: float = 1.0
+    homogeneity: int | None = 1
+    additive: bool = True
 
     def state(self, shape: tuple[int, ...]) -> dict[str, StateSpec]:
         """Return the states that the method keeps for a tensor, by name."""
@@ -176,17 +158,16 @@ class Compressor(abc.ABC):
         return {}
 
     def common_state(self) -> dict[str, StateSpec]:
-        """Return the states that a method with `together` keeps for all tensors."""
+        """Return the states for all tensors of a method of the `entire_model`."""
         return {}
 
     @property
-    def wait(self) -> float:
+    def mean_delay(self) -> float:
         """Average number of steps before an entry is sent.
 
-        With a schedule, for its final sparsity; 0 if a part of every entry is sent.
+        0 if a part of every entry is sent.
         """
-        sparsity = schedules.final_sparsity(getattr(self, "sparsity", 0.0))
-        return sparsity / (1.0 - sparsity)
+        return 0.0
 
     @abc.abstractmethod
     def bytes(self, shape: tuple[int, ...], dtype: tf.DType) -> int | None:
@@ -201,7 +182,7 @@ class Compressor(abc.ABC):
         """
 
     @abc.abstractmethod
-    def exchange(
+    def aggregate(
         self, values: tf.Tensor, state: dict[str, tf.Tensor], keys: RandomKeys
     ) -> Aggregation:
         """Send a part of one tensor, and return the sum over workers.
@@ -209,8 +190,8 @@ class Compressor(abc.ABC):
         Args:
             values: gradient, finite, of the tensor's shape, float32 or float64. With
                 error feedback it includes the residual. If the inner optimizer is an
-                SGD it is multiplied by the learning rate, unless the method
-                `has_units`.
+        SGD it is multiplied by the learning rate, unless the method's
+                `homogeneity` is not 1.
             state: tensors by name, as in `state` and `common_state`.
             keys: seeds for this tensor in this step.
 
@@ -224,7 +205,7 @@ class Compressor(abc.ABC):
     def native(self, shape: tuple[int, ...]) -> NativeMethod | None:
         """Return the native implementation; None if there is none.
 
-        It produces the same bits as `exchange` unless it is `all_workers_native`. A
+        It produces the same bits as `aggregate` unless it is `all_workers_native`. A
         subclass of a method with a native implementation must define it again to use
         it.
 
@@ -260,3 +241,34 @@ class Compressor(abc.ABC):
             values = {n: getattr(self, n) for n in names if hasattr(self, n)}
         settings = ", ".join(f"{k}={show(v)}" for k, v in values.items())
         return f"{type(self).__name__}({settings})"
+
+
+class Sparsifier(Compressor):
+    """A method that sends some of the entries.
+
+    Factor masking clears the velocity of these. A subclass may have the attribute
+    `sparsity`: the share of entries not sent, or a schedule of it.
+    """
+
+    kind = "sparsification"
+
+    @property
+    def mean_delay(self) -> float:
+        """Average number of steps before an entry is sent.
+
+        With a schedule, for its final sparsity. 0 if the sparsity is not determined.
+        """
+        sparsity = schedules.final_sparsity(getattr(self, "sparsity", 0.0))
+        return sparsity / (1.0 - sparsity)
+
+
+class Quantizer(Compressor):
+    """A method that sends all entries, in fewer bits."""
+
+    kind = "quantization"
+
+
+class LowRank(Compressor):
+    """A method that sends a matrix as factors of lower rank, or in another basis."""
+
+    kind = "low rank"

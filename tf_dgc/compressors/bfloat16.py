@@ -16,6 +16,6 @@ class BFloat16(Float16):
 
     name = "bfloat16"
     reference = "Kalamkar et al., A study of BFLOAT16 for deep learning, 2019"
-    rounding = 2.0**-8
+    unit_roundoff = 2.0**-8
     wire_dtype = tf.bfloat16
     native = Float16.native  # for this class's `wire_dtype`

@@ -13,7 +13,7 @@ from tf_dgc import arguments
 from tf_dgc.arguments import show
 from tf_dgc.codecs import golomb, value_types
 from tf_dgc.collectives.requests import Aggregation, AllGather, Result
-from tf_dgc.compressors.base import Compressor, NativeMethod
+from tf_dgc.compressors.base import NativeMethod, Sparsifier
 from tf_dgc.compressors.common import quantize
 from tf_dgc.compressors.common.one_round import sum_decoded
 from tf_dgc.compressors.random_keys import RandomKeys
@@ -30,7 +30,7 @@ _LARGEST = float(np.finfo(np.float32).max) / 4  # twice that, rounded up, is fin
 
 
 @keras.saving.register_keras_serializable(package="tf_dgc")
-class ChunkedTopK(Compressor):
+class ChunkedTopK(Sparsifier):
     """Sends each chunk's entries of largest magnitude, as signs and two levels.
 
     After Sarfi et al., "Communication efficient LLM pre-training with SparseLoCo",
@@ -59,10 +59,9 @@ class ChunkedTopK(Compressor):
     """
 
     name = "chunked_top_k"
-    kind = "sparsification"
     reference = "Sarfi et al., Communication efficient LLM pre-training, 2025"
     error_feedback = "required"
-    respects_largest = True
+    limits_magnitudes = True
 
     def __init__(self, chunk: int = 4096, per_chunk: int = 64, decay: float = 1.0):
         self.chunk = arguments.check_whole("chunk", chunk, 1)
@@ -73,7 +72,6 @@ class ChunkedTopK(Compressor):
                 f"Received: per_chunk={show(per_chunk)}, chunk={show(chunk)}"
             )
         self.decay = self.feedback_decay = arguments.check_decay(decay)
-        self.conserves = self.decay == 1
 
     def bytes(self, shape: tuple[int, ...], dtype: tf.DType) -> int:
         """Return the bytes of positions, codes and scales."""
@@ -85,12 +83,12 @@ class ChunkedTopK(Compressor):
         words = golomb.num_words(size, k) + quantize.num_words(k, 2) + scales + 3
         return 4 * words
 
-    def exchange(
+    def aggregate(
         self, values: tf.Tensor, state: dict[str, tf.Tensor], keys: RandomKeys
     ) -> Aggregation:
         """Select, encode and gather."""
         del state
-        limit = min(keys.largest, _LARGEST)
+        limit = min(keys.max_magnitude, _LARGEST)
         flat = value_types.bound(tf.reshape(values, [-1]), limit)
         size, dtype = flat.shape[0], flat.dtype
         (chunk, _), counts = self._chunk(size), self._counts(size)
@@ -108,7 +106,7 @@ class ChunkedTopK(Compressor):
             is_sent = rotated < size
             positions = golomb.unrotate(rotated, size, offset)
             decoded = _decode(words[split:], positions // chunk, len(counts), dtype)
-            decoded = value_types.bound(decoded, keys.largest)
+            decoded = value_types.bound(decoded, keys.max_magnitude)
             decoded = tf.where(is_sent, decoded, tf.zeros_like(decoded))
             return tf.scatter_nd(positions[:, tf.newaxis], decoded, [size]), is_sent
 

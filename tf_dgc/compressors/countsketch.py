@@ -8,7 +8,7 @@ import tensorflow as tf
 
 from tf_dgc.arguments import check_number, check_sparsity, check_whole, show
 from tf_dgc.collectives.requests import Aggregation, AllReduce, Result, SparseEntries
-from tf_dgc.compressors.base import Compressor, NativeMethod, StateSpec
+from tf_dgc.compressors.base import NativeMethod, Sparsifier, StateSpec
 from tf_dgc.compressors.common import capacity as slots
 from tf_dgc.compressors.common.largest import top_k
 from tf_dgc.compressors.common.one_round import send_whole
@@ -18,7 +18,7 @@ from tf_dgc.compressors.topk import num_sent, tie_offset
 
 
 @keras.saving.register_keras_serializable(package="tf_dgc")
-class CountSketch(Compressor):
+class CountSketch(Sparsifier):
     """Finds the k largest entries of the sum in a sketch that an all-reduce sums.
 
     A Count Sketch has `rows` rows of `columns * n` cells. Each row adds every entry,
@@ -57,7 +57,6 @@ class CountSketch(Compressor):
     """
 
     name = "count_sketch"
-    kind = "sparsification"
     reference = "Rothchild et al., FetchSGD, ICML 2020"
     aggregation = "sum"
 
@@ -104,7 +103,7 @@ class CountSketch(Compressor):
         size = math.prod(shape)
         return dtype.size * (size if self._sends_whole(size) else self._numbers(size))
 
-    def exchange(
+    def aggregate(
         self, values: tf.Tensor, state: dict[str, tf.Tensor], keys: RandomKeys
     ) -> Aggregation:
         """Sketch, sum, and find the largest."""

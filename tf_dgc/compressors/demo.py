@@ -11,7 +11,7 @@ import tensorflow as tf
 from tf_dgc import arguments
 from tf_dgc.codecs import golomb, value_types
 from tf_dgc.collectives.requests import Aggregation, AllGather, Result
-from tf_dgc.compressors.base import Compressor, NativeMethod
+from tf_dgc.compressors.base import LowRank, NativeMethod
 from tf_dgc.compressors.common import sparse
 from tf_dgc.compressors.common.one_round import sum_decoded
 from tf_dgc.compressors.random_keys import RandomKeys
@@ -21,7 +21,7 @@ _LARGEST = float(np.finfo(np.float32).max) / 2
 
 
 @keras.saving.register_keras_serializable(package="tf_dgc")
-class DeMo(Compressor):
+class DeMo(LowRank):
     """Sends the largest components of each tile's cosine transform.
 
     Peng et al., "Decoupled momentum optimization", 2024, algorithm 1. The residual is
@@ -53,10 +53,9 @@ class DeMo(Compressor):
     """
 
     name = "demo"
-    kind = "low rank"
     reference = "Peng et al., DeMo: Decoupled momentum optimization, 2024"
     error_feedback = "required"
-    is_momentum = True
+    residual_is_momentum = True
 
     def __init__(
         self,
@@ -73,8 +72,7 @@ class DeMo(Compressor):
         self.sign = bool(sign)
         self.value_dtype = value_dtype
         self.additive = not self.sign
-        self.has_units = self.sends_signs = self.sign
-        self.conserves = self.decay == 1
+        self.homogeneity = 0 if self.sign else 1
 
     def bytes(self, shape: tuple[int, ...], dtype: tf.DType) -> int:
         """Return the bytes of positions and components.
@@ -94,7 +92,7 @@ class DeMo(Compressor):
         values = sum(-(-bits // 32) for bits in streams)
         return 4 * (golomb.num_words(size, k) + values)
 
-    def exchange(
+    def aggregate(
         self, values: tf.Tensor, state: dict[str, tf.Tensor], keys: RandomKeys
     ) -> Aggregation:
         """Transform, select, gather and transform back."""

@@ -65,12 +65,12 @@ class DIANA(Compressor):
         """Return the bytes of `QSGD`."""
         return self.quantizer.bytes(shape, dtype)
 
-    def exchange(
+    def aggregate(
         self, values: tf.Tensor, state: dict[str, tf.Tensor], keys: RandomKeys
     ) -> Aggregation:
         """Quantize the difference, and update the shifts."""
         shift, shift_sum = state["shift"], state["shift_sum"]
-        difference = yield from self.quantizer.exchange(values - shift, {}, keys)
+        difference = yield from self.quantizer.aggregate(values - shift, {}, keys)
         delta = tf.reshape(difference.sent, values.shape)
         total = tf.reshape(difference.sum, values.shape)
         alpha = self._alpha(values.shape.num_elements())

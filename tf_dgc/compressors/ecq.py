@@ -7,13 +7,13 @@ import tensorflow as tf
 
 from tf_dgc.arguments import check_number
 from tf_dgc.collectives.requests import Aggregation, Result
-from tf_dgc.compressors.base import Compressor, NativeMethod, StateSpec
+from tf_dgc.compressors.base import NativeMethod, Quantizer, StateSpec
 from tf_dgc.compressors.qsgd import QSGD
 from tf_dgc.compressors.random_keys import RandomKeys
 
 
 @keras.saving.register_keras_serializable(package="tf_dgc")
-class ECQ(Compressor):
+class ECQ(Quantizer):
     """Quantizes the gradient plus a share of the quantization errors so far.
 
     Wu et al., algorithm 1, on every worker: `q = Q(g + alpha h)` is sent,
@@ -36,7 +36,6 @@ class ECQ(Compressor):
     """
 
     name = "ecq"
-    kind = "quantization"
     reference = "Wu et al., Error compensated quantized SGD, ICML 2018"
     error_feedback = "forbidden"
 
@@ -69,13 +68,13 @@ class ECQ(Compressor):
         """Return the bytes of `QSGD`."""
         return self.quantizer.bytes(shape, dtype)
 
-    def exchange(
+    def aggregate(
         self, values: tf.Tensor, state: dict[str, tf.Tensor], keys: RandomKeys
     ) -> Aggregation:
         """Compensate, quantize, and accumulate the error."""
         error = state["error"]
         compensated = values + self.alpha * error
-        result = yield from self.quantizer.exchange(compensated, {}, keys)
+        result = yield from self.quantizer.aggregate(compensated, {}, keys)
         sent = tf.reshape(result.sent, values.shape)
         error = self.beta * error + (values - sent)
         error = tf.clip_by_value(error, error.dtype.min, error.dtype.max)

@@ -4,13 +4,13 @@ import keras
 import tensorflow as tf
 
 from tf_dgc.codecs import bits, value_types
-from tf_dgc.compressors.base import NativeMethod
+from tf_dgc.compressors.base import NativeMethod, Quantizer
 from tf_dgc.compressors.common.one_round import OneRound
 from tf_dgc.compressors.random_keys import RandomKeys
 
 
 @keras.saving.register_keras_serializable(package="tf_dgc")
-class EFSignSGD(OneRound):
+class EFSignSGD(OneRound, Quantizer):
     """Sends signs, and the mean magnitude of the tensor: 1 bit per entry.
 
     Karimireddy et al., algorithm 1: `delta = (|p|_1 / d) sign(p)`, where p is the
@@ -23,7 +23,6 @@ class EFSignSGD(OneRound):
     """
 
     name = "ef_sign_sgd"
-    kind = "quantization"
     reference = "Karimireddy et al., Error feedback fixes SignSGD, ICML 2019"
     error_feedback = "required"
 

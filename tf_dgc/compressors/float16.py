@@ -1,19 +1,19 @@
 """IEEE float16 on the wire, summed in float16."""
 
 import math
-from typing import Any
+from typing import Any, ClassVar
 
 import keras
 import tensorflow as tf
 
 from tf_dgc.codecs import value_types
 from tf_dgc.collectives.requests import Aggregation, AllReduce, Result
-from tf_dgc.compressors.base import Compressor, NativeMethod
+from tf_dgc.compressors.base import NativeMethod, Quantizer
 from tf_dgc.compressors.random_keys import RandomKeys
 
 
 @keras.saving.register_keras_serializable(package="tf_dgc")
-class Float16(Compressor):
+class Float16(Quantizer):
     """Rounds to float16 and sums in float16: 2 bytes per entry.
 
     Micikevicius et al., section 3.2, recommend float16 for values, and a loss scale so
@@ -24,11 +24,10 @@ class Float16(Compressor):
     """
 
     name = "float16"
-    kind = "quantization"
     reference = "Micikevicius et al., Mixed precision training, ICLR 2018"
     aggregation = "sum"
     error_feedback = "optional"
-    rounding = 2.0**-11
+    unit_roundoff: ClassVar[float] = 2.0**-11
     wire_dtype: Any = tf.float16
 
     def bytes(self, shape: tuple[int, ...], dtype: tf.DType) -> int:
@@ -36,7 +35,7 @@ class Float16(Compressor):
         del dtype
         return self.wire_dtype.size * math.prod(shape)
 
-    def exchange(
+    def aggregate(
         self, values: tf.Tensor, state: dict[str, tf.Tensor], keys: RandomKeys
     ) -> Aggregation:
         """Clip, round and sum."""
@@ -56,4 +55,4 @@ class Float16(Compressor):
     def error_bound(self, size: int) -> float:
         """Return the square of the unit roundoff, for entries in the normal range."""
         del size
-        return self.rounding**2
+        return self.unit_roundoff**2

@@ -23,4 +23,4 @@ class GlobalTopK(TopK):
     reference = (
         "Dutta et al., On the discrepancy of compressed communication, AAAI 2020"
     )
-    together = True
+    entire_model = True

@@ -94,15 +94,15 @@ class LAQ(TwoRounds):
             "uploaded": StateSpec(shape),
             "uploaded_sum": StateSpec(shape, per_worker=False),
             "lengths": StateSpec((self.memory,), per_worker=False),
-            "error": StateSpec((), elastic="zero"),
-            "may_skip": StateSpec((), elastic="zero"),
+            "error": StateSpec((), rescaling="zero"),
+            "may_skip": StateSpec((), rescaling="zero"),
         }
 
     def bytes(self, shape: tuple[int, ...], dtype: tf.DType) -> None:
         """Return None, as it depends on which workers skip."""
         del shape, dtype
 
-    def exchange(
+    def aggregate(
         self, values: tf.Tensor, state: dict[str, tf.Tensor], keys: RandomKeys
     ) -> Aggregation:
         """Quantize the difference, decide who uploads, and gather the uploads."""

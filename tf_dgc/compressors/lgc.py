@@ -290,8 +290,7 @@ class LGC(Compressor):
     kind = "learned"
     reference = "Abrahamyan et al., Learned gradient compression, TNNLS 2021"
     additive = False
-    together = True
-    conserves = False
+    entire_model = True
 
     def __init__(
         self,
@@ -326,7 +325,7 @@ class LGC(Compressor):
         """Return None, as it depends on the phase."""
         del shape, dtype
 
-    def exchange(
+    def aggregate(
         self, values: tf.Tensor, state: dict[str, tf.Tensor], keys: RandomKeys
     ) -> Aggregation:
         """Find the leader's positions, then send according to the phase."""

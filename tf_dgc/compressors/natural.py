@@ -3,7 +3,7 @@
 import keras
 import tensorflow as tf
 
-from tf_dgc.compressors.base import NativeMethod
+from tf_dgc.compressors.base import NativeMethod, Quantizer
 from tf_dgc.compressors.common import quantize
 from tf_dgc.compressors.common.one_round import OneRound
 from tf_dgc.compressors.random_keys import RandomKeys
@@ -13,7 +13,7 @@ _EXPONENT_BITS = {tf.float32: 8, tf.float64: 11}
 
 
 @keras.saving.register_keras_serializable(package="tf_dgc")
-class Natural(OneRound):
+class Natural(OneRound, Quantizer):
     """Rounds stochastically to a neighboring power of two, unbiased: 9 bits.
 
     Horvath et al.'s C_nat: for `2^a <= |t| <= 2^(a+1)` it is `sign(t) 2^a` with
@@ -27,7 +27,6 @@ class Natural(OneRound):
     """
 
     name = "natural"
-    kind = "quantization"
     reference = "Horvath et al., Natural compression, 2019"
     unbiased = True
     error_feedback = "optional"

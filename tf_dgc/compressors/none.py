@@ -21,13 +21,12 @@ class NoCompression(Compressor):
     aggregation = "sum"
     unbiased = True
     error_feedback = "forbidden"
-    lossless = True
 
     def bytes(self, shape: tuple[int, ...], dtype: tf.DType) -> int:
         """Return the bytes of all entries."""
         return dtype.size * math.prod(shape)
 
-    def exchange(
+    def aggregate(
         self, values: tf.Tensor, state: dict[str, tf.Tensor], keys: RandomKeys
     ) -> Aggregation:
         """Sum."""

@@ -9,13 +9,13 @@ import tensorflow as tf
 from tf_dgc.codecs import value_types
 from tf_dgc.codecs.bits import num_stream_words, pack_bits, to_words, unpack_bits
 from tf_dgc.collectives.requests import Aggregation, AllGather, Result
-from tf_dgc.compressors.base import Compressor, NativeMethod
+from tf_dgc.compressors.base import NativeMethod, Quantizer
 from tf_dgc.compressors.common.one_round import from_words, sum_decoded
 from tf_dgc.compressors.random_keys import RandomKeys
 
 
 @keras.saving.register_keras_serializable(package="tf_dgc")
-class OneBit(Compressor):
+class OneBit(Quantizer):
     """Sends one bit per entry, and for each column the means of both bits' entries.
 
     Seide et al.: an entry becomes a bit that says whether it is below 0. The receiver
@@ -37,7 +37,6 @@ class OneBit(Compressor):
     """
 
     name = "one_bit"
-    kind = "quantization"
     reference = "Seide et al., 1-bit SGD, Interspeech 2014"
     error_feedback = "required"
 
@@ -49,7 +48,7 @@ class OneBit(Compressor):
         del dtype
         return 4 * (2 * self._columns(shape) + num_stream_words(math.prod(shape)))
 
-    def exchange(
+    def aggregate(
         self, values: tf.Tensor, state: dict[str, tf.Tensor], keys: RandomKeys
     ) -> Aggregation:
         """Encode, gather, decode and sum."""

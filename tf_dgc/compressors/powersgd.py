@@ -8,7 +8,7 @@ import tensorflow as tf
 
 from tf_dgc.arguments import check_whole
 from tf_dgc.collectives.requests import Aggregation, AllReduce, Result
-from tf_dgc.compressors.base import NativeMethod, StateSpec
+from tf_dgc.compressors.base import LowRank, NativeMethod, StateSpec
 from tf_dgc.compressors.common.low_rank import as_matrix
 from tf_dgc.compressors.common.one_round import (
     MethodStates,
@@ -20,7 +20,7 @@ from tf_dgc.compressors.random_keys import RandomKeys
 
 
 @keras.saving.register_keras_serializable(package="tf_dgc")
-class PowerSGD(TwoRounds):
+class PowerSGD(TwoRounds, LowRank):
     """Sends two thin factors of every gradient matrix.
 
     Vogels et al., algorithm 1:
@@ -46,7 +46,6 @@ class PowerSGD(TwoRounds):
     """
 
     name = "power_sgd"
-    kind = "low rank"
     reference = "Vogels et al., PowerSGD, NeurIPS 2019"
     aggregation = "sum"
 
@@ -67,7 +66,7 @@ class PowerSGD(TwoRounds):
         rows, columns = as_matrix(shape)
         return dtype.size * min(rows * columns, self.rank * (rows + columns))
 
-    def exchange(
+    def aggregate(
         self, values: tf.Tensor, state: dict[str, tf.Tensor], keys: RandomKeys
     ) -> Aggregation:
         """Compute and sum both factors."""

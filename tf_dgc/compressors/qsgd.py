@@ -10,7 +10,7 @@ from tf_dgc._internals import tracing
 from tf_dgc.arguments import check_whole, show
 from tf_dgc.codecs import elias_gamma
 from tf_dgc.codecs.bits import to_words
-from tf_dgc.compressors.base import NativeMethod
+from tf_dgc.compressors.base import NativeMethod, Quantizer
 from tf_dgc.compressors.common import quantize
 from tf_dgc.compressors.common.one_round import OneRound, from_words
 from tf_dgc.compressors.random_keys import RandomKeys
@@ -19,7 +19,7 @@ _OVERFLOW_PROBABILITY = 1e-12  # upper bound, that a tensor's code does not fit
 
 
 @keras.saving.register_keras_serializable(package="tf_dgc")
-class QSGD(OneRound):
+class QSGD(OneRound, Quantizer):
     """Rounds each entry stochastically to a multiple of `norm / levels`, unbiased.
 
     Alistarh et al., section 3.1: in every bucket, `Q(v_i) = |v|_2 sgn(v_i) xi_i`, where
@@ -52,7 +52,6 @@ class QSGD(OneRound):
     """
 
     name = "qsgd"
-    kind = "quantization"
     reference = "Alistarh et al., QSGD, NeurIPS 2017"
     unbiased = True
 

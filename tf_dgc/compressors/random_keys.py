@@ -15,17 +15,18 @@ class RandomKeys:
         tensor: index of the tensor among all of the optimizer, from 0.
         worker: index of the worker, from 0; an int or a scalar integer tensor.
         ties: result of `tie_break_key`, if it is available.
-        largest: upper bound of the magnitudes to send, a power of two, or infinity.
+        max_magnitude: upper bound of the magnitudes to send, a power of two, or
+            infinity.
         num_workers: number of workers, N.
 
     Attributes:
         step: iteration, for schedules.
         worker: index of the worker.
         num_workers: number of workers, N.
-        largest: upper bound of the magnitudes to send; see `TensorSpec`. The optimizer
-            enforces it unless the method `respects_largest`.
-        sizes: numbers of entries of the tensors that a method with `together` sees at
-            once.
+        max_magnitude: upper bound of the magnitudes to send; see `TensorSpec`. The
+            optimizer enforces it unless the method `limits_magnitudes`.
+        sizes: numbers of entries of the tensors that a method of the `entire_model`
+            sees at once.
     """
 
     def __init__(
@@ -35,13 +36,13 @@ class RandomKeys:
         tensor: int,
         worker: int | tf.Tensor,
         ties: tf.Tensor | None = None,
-        largest: float = math.inf,
+        max_magnitude: float = math.inf,
         num_workers: int = 1,
     ):
         self.step = step
         self.worker = worker
         self.num_workers = num_workers
-        self.largest = largest
+        self.max_magnitude = max_magnitude
         self.sizes: list[int] = []
         self._seed = seed
         self._tensor = tensor

@@ -8,13 +8,13 @@ import tensorflow as tf
 
 from tf_dgc import arguments
 from tf_dgc.collectives.requests import Aggregation, AllReduce, Result, SparseEntries
-from tf_dgc.compressors.base import Compressor, NativeMethod
+from tf_dgc.compressors.base import NativeMethod, Sparsifier
 from tf_dgc.compressors.random_keys import RandomKeys
 from tf_dgc.compressors.topk import num_sent, tie_offset
 
 
 @keras.saving.register_keras_serializable(package="tf_dgc")
-class RandomK(Compressor):
+class RandomK(Sparsifier):
     """Sends k random entries, the same on all workers.
 
     Stich et al., definition 2.1 (`rand_k`). All workers draw the same positions from
@@ -36,7 +36,6 @@ class RandomK(Compressor):
     """
 
     name = "random_k"
-    kind = "sparsification"
     reference = "Stich et al., Sparsified SGD with memory, NeurIPS 2018"
     aggregation = "sum"
 
@@ -49,7 +48,7 @@ class RandomK(Compressor):
         """Return the bytes of k values."""
         return dtype.size * num_sent(math.prod(shape), self.sparsity)
 
-    def exchange(
+    def aggregate(
         self, values: tf.Tensor, state: dict[str, tf.Tensor], keys: RandomKeys
     ) -> Aggregation:
         """Draw positions, and sum the values at these."""

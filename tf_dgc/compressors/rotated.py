@@ -10,14 +10,14 @@ import tensorflow as tf
 from tf_dgc.arguments import check_whole
 from tf_dgc.codecs.bits import to_words
 from tf_dgc.collectives.requests import Aggregation, AllGather, Result
-from tf_dgc.compressors.base import Compressor, NativeMethod
+from tf_dgc.compressors.base import NativeMethod, Quantizer
 from tf_dgc.compressors.common import quantize
 from tf_dgc.compressors.common.one_round import from_words, sum_decoded
 from tf_dgc.compressors.random_keys import RandomKeys
 
 
 @keras.saving.register_keras_serializable(package="tf_dgc")
-class RotatedQuantization(Compressor):
+class RotatedQuantization(Quantizer):
     """Rotates at random, then rounds stochastically to k even levels, unbiased: 4 bits.
 
     1. Rotate: `Z = H D x / sqrt(d)` (Suresh et al., section 3), with H the
@@ -47,7 +47,6 @@ class RotatedQuantization(Compressor):
     """
 
     name = "rotated_quantization"
-    kind = "quantization"
     reference = "Suresh et al., Distributed mean estimation, ICML 2017"
     unbiased = True
 
@@ -73,7 +72,7 @@ class RotatedQuantization(Compressor):
         blocks = sum(rows for rows, _ in self._blocks(size))
         return 2 * dtype.size * blocks + 4 * quantize.num_words(size, self._width)
 
-    def exchange(
+    def aggregate(
         self, values: tf.Tensor, state: dict[str, tf.Tensor], keys: RandomKeys
     ) -> Aggregation:
         """Rotate, quantize, sum, and rotate back."""

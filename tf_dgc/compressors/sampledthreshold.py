@@ -8,7 +8,7 @@ import tensorflow as tf
 
 from tf_dgc import arguments
 from tf_dgc.collectives.requests import Aggregation
-from tf_dgc.compressors.base import Compressor, NativeMethod
+from tf_dgc.compressors.base import NativeMethod, Sparsifier
 from tf_dgc.compressors.common import capacity as slots
 from tf_dgc.compressors.common import sparse
 from tf_dgc.compressors.random_keys import RandomKeys
@@ -20,7 +20,7 @@ _EXPECTED = 16
 
 
 @keras.saving.register_keras_serializable(package="tf_dgc")
-class SampledThreshold(Compressor):
+class SampledThreshold(Sparsifier):
     """Sends at most k entries above a threshold that a random sample determines.
 
     Lin et al., section 5 (sampling and hierarchical selection): the threshold is the
@@ -41,7 +41,6 @@ class SampledThreshold(Compressor):
     """
 
     name = "sampled_threshold"
-    kind = "sparsification"
     reference = "Lin et al., Deep gradient compression, ICLR 2018"
 
     def __init__(
@@ -61,7 +60,7 @@ class SampledThreshold(Compressor):
         k = num_sent(size, self.sparsity)
         return 4 * slots.num_words(size, k, self.value_dtype or dtype.name)
 
-    def exchange(
+    def aggregate(
         self, values: tf.Tensor, state: dict[str, tf.Tensor], keys: RandomKeys
     ) -> Aggregation:
         """Sample, compare, and gather."""
@@ -73,7 +72,7 @@ class SampledThreshold(Compressor):
         mask = (magnitudes >= threshold) & (values != 0)
         positions = slots.select(magnitudes, mask, k, keys)
         value_dtype = self.value_dtype or values.dtype.name
-        return (yield from slots.exchange(values, positions, value_dtype))
+        return (yield from slots.send_entries(values, positions, value_dtype))
 
     def native(self, shape: tuple[int, ...]) -> NativeMethod:
         """Return the native method."""

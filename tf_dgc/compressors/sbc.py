@@ -10,14 +10,14 @@ from tf_dgc import arguments
 from tf_dgc.codecs import value_types
 from tf_dgc.codecs.checks import BufferCheck
 from tf_dgc.collectives.requests import Aggregation
-from tf_dgc.compressors.base import Compressor, NativeMethod
+from tf_dgc.compressors.base import NativeMethod, Sparsifier
 from tf_dgc.compressors.common import capacity as slots
 from tf_dgc.compressors.random_keys import RandomKeys
 from tf_dgc.compressors.topk import num_sent
 
 
 @keras.saving.register_keras_serializable(package="tf_dgc")
-class SBC(Compressor):
+class SBC(Sparsifier):
     """Sends either the k most positive or the k most negative entries, as their mean.
 
     Sattler et al., algorithm 2: mu+ and mu- are the means of the k largest entries of
@@ -43,7 +43,6 @@ class SBC(Compressor):
     """
 
     name = "sbc"
-    kind = "sparsification"
     reference = "Sattler et al., Sparse binary compression, IJCNN 2019"
 
     def __init__(self, sparsity: float = 0.999):
@@ -56,7 +55,7 @@ class SBC(Compressor):
         k = num_sent(size, self.sparsity)
         return 4 * (slots.position_words(size, k) + 1)
 
-    def exchange(
+    def aggregate(
         self, values: tf.Tensor, state: dict[str, tf.Tensor], keys: RandomKeys
     ) -> Aggregation:
         """Select the side, and gather."""

@@ -17,7 +17,7 @@ from tf_dgc.collectives.requests import (
     position_mask,
     to_dense_tensor,
 )
-from tf_dgc.compressors.base import Compressor
+from tf_dgc.compressors.base import Sparsifier
 from tf_dgc.compressors.common import sparse
 from tf_dgc.compressors.common.largest import top_k
 from tf_dgc.compressors.random_keys import RandomKeys
@@ -25,7 +25,7 @@ from tf_dgc.compressors.topk import num_sent, tie_offset
 
 
 @keras.saving.register_keras_serializable(package="tf_dgc")
-class ScaleCom(Compressor):
+class ScaleCom(Sparsifier):
     """Sums all workers' values at the positions of one worker's k largest entries.
 
     Chen et al., section 2 (CLT-k, "cyclic local top-k"): in step t worker `t mod N`
@@ -45,16 +45,14 @@ class ScaleCom(Compressor):
     """
 
     name = "scale_com"
-    kind = "sparsification"
     reference = "Chen et al., ScaleCom, NeurIPS 2020"
     aggregation = "sum"
     reads_residual = True
-    needs_others = True
 
     def __init__(self, sparsity: float = 0.999, low_pass: float = 1.0):
         self.sparsity = check_sparsity(sparsity)
         self.low_pass = check_number("low_pass", low_pass, "(0, 1]", "; 1 keeps all")
-        self.additive = self.conserves = self.low_pass == 1
+        self.additive = self.low_pass == 1
 
     def bytes(self, shape: tuple[int, ...], dtype: tf.DType) -> int:
         """Return the bytes of k positions and k values."""
@@ -62,7 +60,7 @@ class ScaleCom(Compressor):
         k = num_sent(size, self.sparsity)
         return 4 * sparse.position_words(size, k) + dtype.size * k
 
-    def exchange(
+    def aggregate(
         self, values: tf.Tensor, state: dict[str, tf.Tensor], keys: RandomKeys
     ) -> Aggregation:
         """Receive the leader's positions, and sum the values at these."""

@@ -7,13 +7,13 @@ import tensorflow as tf
 
 from tf_dgc.codecs.bits import num_stream_words, pack_bits, unpack_bits
 from tf_dgc.collectives.requests import Aggregation, AllGather, Result
-from tf_dgc.compressors.base import Compressor, NativeMethod
+from tf_dgc.compressors.base import NativeMethod, Quantizer
 from tf_dgc.compressors.common.one_round import sum_decoded
 from tf_dgc.compressors.random_keys import RandomKeys
 
 
 @keras.saving.register_keras_serializable(package="tf_dgc")
-class SignSGD(Compressor):
+class SignSGD(Quantizer):
     """Takes a majority vote on the sign of every entry: 1 bit per entry.
 
     Bernstein et al., algorithm 3: workers send `sign(g)`, and the update is
@@ -31,11 +31,10 @@ class SignSGD(Compressor):
     """
 
     name = "sign_sgd"
-    kind = "quantization"
     reference = "Bernstein et al., signSGD, ICML 2018"
     aggregation = "vote"
     additive = False
-    sends_signs = True
+    homogeneity = 0
     error_feedback = "forbidden"
 
     def bytes(self, shape: tuple[int, ...], dtype: tf.DType) -> int:
@@ -44,7 +43,7 @@ class SignSGD(Compressor):
         rows, columns = _rows(shape)
         return 4 * (num_stream_words(rows) + num_stream_words(rows * columns))
 
-    def exchange(
+    def aggregate(
         self, values: tf.Tensor, state: dict[str, tf.Tensor], keys: RandomKeys
     ) -> Aggregation:
         """Gather and count the votes."""

@@ -28,7 +28,6 @@ class Signum(SignSGD):
     """
 
     name = "signum"
-    kind = "quantization"
     reference = "Bernstein et al., signSGD, ICML 2018"
 
     def __init__(self, momentum: float = 0.9):
@@ -38,13 +37,13 @@ class Signum(SignSGD):
         """Return this worker's momentum."""
         return {"momentum": StateSpec(shape)}
 
-    def exchange(
+    def aggregate(
         self, values: tf.Tensor, state: dict[str, tf.Tensor], keys: RandomKeys
     ) -> Aggregation:
         """Update the momentum, and vote with its sign."""
         beta = self.momentum
         momentum = beta * state["momentum"] + (1 - beta) * values
-        result = yield from super().exchange(momentum, {}, keys)
+        result = yield from super().aggregate(momentum, {}, keys)
         return result._replace(state={"momentum": momentum})
 
     def native(self, shape: tuple[int, ...]) -> NativeMethod:

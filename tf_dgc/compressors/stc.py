@@ -8,7 +8,7 @@ import tensorflow as tf
 
 from tf_dgc import arguments
 from tf_dgc.collectives.requests import Aggregation, to_dense_tensor
-from tf_dgc.compressors.base import Compressor, NativeMethod, StateSpec
+from tf_dgc.compressors.base import NativeMethod, Sparsifier, StateSpec
 from tf_dgc.compressors.common import sparse
 from tf_dgc.compressors.common.largest import top_k
 from tf_dgc.compressors.random_keys import RandomKeys
@@ -16,7 +16,7 @@ from tf_dgc.compressors.topk import num_sent, tie_offset
 
 
 @keras.saving.register_keras_serializable(package="tf_dgc")
-class STC(Compressor):
+class STC(Sparsifier):
     """Sends the k entries of largest magnitude as `mu` or `-mu`, their mean magnitude.
 
     Sattler et al., algorithm 1: `k = max(n p, 1)`, `mu` is the mean magnitude of the
@@ -44,7 +44,6 @@ class STC(Compressor):
     """
 
     name = "stc"
-    kind = "sparsification"
     reference = "Sattler et al., Robust federated learning (STC), TNNLS 2020"
 
     def __init__(self, sparsity: float = 0.9975, downstream: bool = False):
@@ -64,14 +63,14 @@ class STC(Compressor):
         size = math.prod(shape)
         return 4 * sparse.num_words(size, num_sent(size, self.sparsity), "sign")
 
-    def exchange(
+    def aggregate(
         self, values: tf.Tensor, state: dict[str, tf.Tensor], keys: RandomKeys
     ) -> Aggregation:
         """Select and gather; with `downstream` compress the sum."""
         flat = tf.reshape(values, [-1])
         k = num_sent(flat.shape[0], self.sparsity)
         positions = _largest(flat, k, keys)
-        result = yield from sparse.exchange(flat, positions, k, "sign")
+        result = yield from sparse.send_entries(flat, positions, k, "sign")
         if not self.downstream:
             return result
         residual = tf.reshape(state["server_residual"], [-1])

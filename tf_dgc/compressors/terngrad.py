@@ -10,7 +10,7 @@ import tensorflow as tf
 from tf_dgc.arguments import check_number
 from tf_dgc.codecs import value_types
 from tf_dgc.collectives.requests import Aggregation, AllGather, Result
-from tf_dgc.compressors.base import NativeMethod
+from tf_dgc.compressors.base import NativeMethod, Quantizer
 from tf_dgc.compressors.common import quantize
 from tf_dgc.compressors.common.one_round import (
     MethodStates,
@@ -22,7 +22,7 @@ from tf_dgc.compressors.random_keys import RandomKeys
 
 
 @keras.saving.register_keras_serializable(package="tf_dgc")
-class TernGrad(TwoRounds):
+class TernGrad(TwoRounds, Quantizer):
     """Sends `s sign(g) b`, with a random bit b and s the largest magnitude.
 
     Wen et al., equations 1 to 3: `P(b = 1) = |g| / s` and `s = max|g|` of each tensor
@@ -47,7 +47,6 @@ class TernGrad(TwoRounds):
     """
 
     name = "tern_grad"
-    kind = "quantization"
     reference = "Wen et al., TernGrad, NeurIPS 2017"
     error_feedback = "forbidden"
 
@@ -62,7 +61,7 @@ class TernGrad(TwoRounds):
         """Return the bytes of the scaler and of the codes."""
         return dtype.size + 4 * quantize.num_trit_words(math.prod(shape))
 
-    def exchange(
+    def aggregate(
         self, values: tf.Tensor, state: dict[str, tf.Tensor], keys: RandomKeys
     ) -> Aggregation:
         """Clip, find the scaler, ternarize and sum."""

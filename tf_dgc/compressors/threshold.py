@@ -8,14 +8,14 @@ import tensorflow as tf
 
 from tf_dgc.arguments import check_number, show
 from tf_dgc.collectives.requests import Aggregation
-from tf_dgc.compressors.base import Compressor, NativeMethod
+from tf_dgc.compressors.base import NativeMethod, Sparsifier
 from tf_dgc.compressors.common import capacity as slots
 from tf_dgc.compressors.common import sparse
 from tf_dgc.compressors.random_keys import RandomKeys
 
 
 @keras.saving.register_keras_serializable(package="tf_dgc")
-class Threshold(Compressor):
+class Threshold(Sparsifier):
     """Sends entries whose magnitude is at least a fixed threshold.
 
     Strom, section 3: an entry is sent when its accumulated value reaches tau, and the
@@ -37,9 +37,8 @@ class Threshold(Compressor):
     """
 
     name = "threshold"
-    kind = "sparsification"
     reference = "Strom, Scalable distributed DNN training, Interspeech 2015"
-    has_units = True
+    homogeneity = None
 
     def __init__(
         self,
@@ -66,7 +65,7 @@ class Threshold(Compressor):
         value_dtype = "sign" if self.binary else self.value_dtype or dtype.name
         return 4 * slots.num_words(size, capacity, value_dtype)
 
-    def exchange(
+    def aggregate(
         self, values: tf.Tensor, state: dict[str, tf.Tensor], keys: RandomKeys
     ) -> Aggregation:
         """Compare, and gather."""
@@ -80,7 +79,7 @@ class Threshold(Compressor):
             tau = tf.constant(self.threshold, values.dtype)
             return (yield from slots.exchange_signs(values, positions, tau))
         value_dtype = self.value_dtype or values.dtype.name
-        return (yield from slots.exchange(values, positions, value_dtype))
+        return (yield from slots.send_entries(values, positions, value_dtype))
 
     def native(self, shape: tuple[int, ...]) -> NativeMethod:
         """Return the native method."""

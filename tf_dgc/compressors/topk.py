@@ -15,7 +15,7 @@ from tf_dgc._internals import tracing
 from tf_dgc.arguments import show
 from tf_dgc.codecs import value_types
 from tf_dgc.collectives.requests import Aggregation
-from tf_dgc.compressors.base import Compressor, NativeMethod
+from tf_dgc.compressors.base import NativeMethod, Sparsifier
 from tf_dgc.compressors.common import sparse
 from tf_dgc.compressors.common.largest import top_k, top_k_of
 from tf_dgc.compressors.random_keys import RandomKeys, tie_break_key
@@ -25,7 +25,7 @@ _ROUNDING = 1e-6
 
 
 @keras.saving.register_keras_serializable(package="tf_dgc")
-class TopK(Compressor):
+class TopK(Sparsifier):
     """Sends the k entries of largest magnitude, `k = max(1, ceil((1 - sparsity) * n))`.
 
     Lin et al., section 3.1; Stich et al., definition 2.1 (`top_k`). Positions take
@@ -42,9 +42,8 @@ class TopK(Compressor):
     """
 
     name = "top_k"
-    kind = "sparsification"
     reference = "Lin et al., Deep gradient compression, ICLR 2018"
-    respects_largest = True
+    limits_magnitudes = True
 
     def __init__(
         self,
@@ -63,7 +62,7 @@ class TopK(Compressor):
         k = num_sent(size, self.sparsity)
         return 4 * sparse.num_words(size, k, self.value_dtype or dtype.name)
 
-    def exchange(
+    def aggregate(
         self, values: tf.Tensor, state: dict[str, tf.Tensor], keys: RandomKeys
     ) -> Aggregation:
         """Select and gather."""
@@ -77,7 +76,9 @@ class TopK(Compressor):
             return (yield from self._exchange_in_xla(values, k, keys, value_dtype))
         positions, _ = top_k(values, k, offset)
         return (
-            yield from sparse.exchange(values, positions, k, value_dtype, keys.largest)
+            yield from sparse.send_entries(
+                values, positions, k, value_dtype, keys.max_magnitude
+            )
         )
 
     def _exchange_in_xla(
@@ -93,7 +94,7 @@ class TopK(Compressor):
         positions, is_sent = top_k_of(values, capacity, k, tie_offset(size, keys))
         indices = positions[:, tf.newaxis]
         sent = tf.where(is_sent, tf.gather(values, positions), 0)
-        sent = value_types.bound(sent, keys.largest)
+        sent = value_types.bound(sent, keys.max_magnitude)
         if capacity == size:
             # A step with k = n sends exact values, so the payload must be able to.
             coded = value_types.encode_values(sent, value_dtype)[tf.newaxis]
@@ -101,7 +102,9 @@ class TopK(Compressor):
             sent = tf.where(tf.equal(k, size), sent, rounded)
             value_dtype = dtype.name
         values = tf.scatter_nd(indices, sent, [size])
-        result = yield from sparse.exchange(values, positions, capacity, value_dtype)
+        result = yield from sparse.send_entries(
+            values, positions, capacity, value_dtype
+        )
         mask = tf.zeros([size], tf.bool)
         chosen = tf.tensor_scatter_nd_update(mask, indices, is_sent)
         return result._replace(entries=k, chosen=chosen)

@@ -6,7 +6,7 @@ import keras
 import tensorflow as tf
 
 from tf_dgc.arguments import check_number
-from tf_dgc.compressors.base import NativeMethod
+from tf_dgc.compressors.base import NativeMethod, Quantizer
 from tf_dgc.compressors.common import quantize
 from tf_dgc.compressors.common.one_round import OneRound
 from tf_dgc.compressors.random_keys import RandomKeys
@@ -15,7 +15,7 @@ _ABOVE, _BELOW = 1, 2
 
 
 @keras.saving.register_keras_serializable(package="tf_dgc")
-class TwoBit(OneRound):
+class TwoBit(OneRound, Quantizer):
     """Sends `+t` for an entry that is t or more, `-t` for -t or less, else 0: 2 bits.
 
     The gradient compression of Apache MXNet's parameter server, after Strom, who sends
@@ -32,10 +32,9 @@ class TwoBit(OneRound):
     """
 
     name = "two_bit"
-    kind = "quantization"
     reference = "Apache MXNet 1.0, 2017, after Strom, Interspeech 2015"
     error_feedback = "required"
-    has_units = True
+    homogeneity = None
 
     def __init__(self, threshold: float = 0.5):
         meaning = ", the magnitude at which entries are sent"

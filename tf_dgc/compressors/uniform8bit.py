@@ -8,7 +8,7 @@ import tensorflow as tf
 
 from tf_dgc.arguments import check_whole
 from tf_dgc.codecs.bits import to_words
-from tf_dgc.compressors.base import NativeMethod
+from tf_dgc.compressors.base import NativeMethod, Quantizer
 from tf_dgc.compressors.common import quantize
 from tf_dgc.compressors.common.one_round import OneRound, from_words
 from tf_dgc.compressors.random_keys import RandomKeys
@@ -17,7 +17,7 @@ _LEVELS = 127  # of each sign; -128 is never sent, so negating a code is safe
 
 
 @keras.saving.register_keras_serializable(package="tf_dgc")
-class Uniform8Bit(OneRound):
+class Uniform8Bit(OneRound, Quantizer):
     """Rounds each entry to one of 255 evenly spaced levels: 8 bits.
 
     The linear quantization with which Dettmers compares: codes are integers c from -127
@@ -34,7 +34,6 @@ class Uniform8Bit(OneRound):
     """
 
     name = "uniform_8bit"
-    kind = "quantization"
     reference = "Dettmers, 8-bit approximations for parallelism, ICLR 2016"
 
     def __init__(self, bucket: int | None = None, stochastic: bool = False):

@@ -10,7 +10,7 @@ from tf_dgc.arguments import check_number
 from tf_dgc.codecs import value_types
 from tf_dgc.codecs.checks import BufferCheck
 from tf_dgc.collectives.requests import Aggregation
-from tf_dgc.compressors.base import Compressor, NativeMethod, StateSpec
+from tf_dgc.compressors.base import NativeMethod, Sparsifier, StateSpec
 from tf_dgc.compressors.common import capacity as slots
 from tf_dgc.compressors.common import quantize
 from tf_dgc.compressors.random_keys import RandomKeys
@@ -19,7 +19,7 @@ _BITS = 4  # a sign, and 3 bits for the powers of two below the largest
 
 
 @keras.saving.register_keras_serializable(package="tf_dgc")
-class VarianceBased(Compressor):
+class VarianceBased(Sparsifier):
     """Sends an entry when its sum is large relative to the sum of its squares.
 
     Tsuzuku et al., algorithm 1: with r the sum of an entry's gradients since it was
@@ -53,7 +53,6 @@ class VarianceBased(Compressor):
     """
 
     name = "variance_based"
-    kind = "sparsification"
     reference = "Tsuzuku et al., Variance-based compression, ICLR 2018 workshop"
     error_feedback = "required"
     reads_residual = True
@@ -75,7 +74,7 @@ class VarianceBased(Compressor):
         codes = 1 + quantize.num_words(capacity, _BITS)
         return 4 * (slots.position_words(size, capacity) + codes)
 
-    def exchange(
+    def aggregate(
         self, values: tf.Tensor, state: dict[str, tf.Tensor], keys: RandomKeys
     ) -> Aggregation:
         """Compare, round and gather."""

@@ -51,7 +51,7 @@ class GossipSynchronizer(Synchronizer):
         super().__init__(optimizer, state, variables)
         self._gossip = cast(Gossip, optimizer.exchange)
         self.replicas: NeighborReplicas | None = None
-        if not optimizer.compressor.lossless:
+        if not isinstance(optimizer.compressor, NoCompression):
             self.replicas = NeighborReplicas(
                 self._gossip,
                 optimizer.compressor,
@@ -521,7 +521,7 @@ def check_gossip(
             "apply. Pass `outer=None`, also to presets that have an outer optimizer, "
             f"such as `diloco`. Received: outer={show(outer)}"
         )
-    if compressor.lossless:
+    if isinstance(compressor, NoCompression):
         return
     _check_method(compressor, error_feedback)
     if exchange.step_size is None:
@@ -536,7 +536,6 @@ def check_gossip(
 def _check_method(compressor: Compressor, error_feedback: bool | None) -> None:
     states = compressor.state((64, 64)).values()
     unsupported = {
-        "needs all workers": compressor.needs_others,
         "keeps a state that neighbors cannot reproduce": bool(
             any(spec.per_worker for spec in states) or compressor.common_state()
         ),

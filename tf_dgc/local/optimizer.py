@@ -310,7 +310,7 @@ def _create_outer(
     outer: Any, compressor: Compressor, feedback: bool, parts: int
 ) -> keras.optimizers.Optimizer:
     """Return a copy of the outer optimizer, which applies the mean parameter delta."""
-    if outer is None and compressor.sends_signs:
+    if outer is None and compressor.homogeneity == 0:
         raise ValueError(
             f"{compressor!r} sends only signs, so each round would move every weight "
             "by 1. Pass an `outer` whose learning rate is the size of that move, for "

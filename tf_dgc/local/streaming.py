@@ -254,7 +254,7 @@ def check_fragments(
             "The mean of a round must arrive before the next round ends, so `delay` "
             f"must be at most `period / parts`, here {longest}. {received}"
         )
-    if parts > 1 and compressor.together:
+    if parts > 1 and compressor.entire_model:
         raise ValueError(
             f"{compressor!r} compresses all tensors as one, so they cannot be "
             f"exchanged in parts. Use `parts=1`, or another method. {received}"

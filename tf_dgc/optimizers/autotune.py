@@ -221,7 +221,7 @@ def overlap_hindrance(
     compressor: Compressor, hyperparameters: InnerHyperparameters, track_staleness: bool
 ) -> str | None:
     """Return why steps cannot overlap, and what to do; None if they can."""
-    if compressor.together:
+    if compressor.entire_model:
         return f"{compressor!r} sees all of them as one. Use another method"
     if hyperparameters.clipping["global_clipnorm"]:
         return "`global_clipnorm` needs all of them. Use `clipnorm`"

@@ -152,7 +152,7 @@ class CompressedOptimizer(CollectiveOptimizer):
             bool(momentum_correction) and feedback,
             bool(adam_correction) and feedback,
             compressor,
-            rate_correction and feedback and not compressor.has_units,
+            rate_correction and feedback and compressor.homogeneity == 1,
         )
         validation.check_adam_correction(
             algorithm, compressor, feedback, bool(hyperparameters.adam)

@@ -133,7 +133,7 @@ def extract_hyperparameters(
     variant = find_adam_variant(inner) if adam_correction else None
     adam_momentum = float(inner.beta_1) if variant else 0.0
     if variant and not variant.nesterov and compressor:
-        adam_momentum = remaining_momentum(adam_momentum, compressor.wait)
+        adam_momentum = remaining_momentum(adam_momentum, compressor.mean_delay)
     is_adam_without_momentum = (
         variant is not None and not adam_momentum and not variant.nesterov
     )

@@ -118,8 +118,8 @@ def tensor_spec(
         dtype,
         uncompressed,
         uncompressed_dtype=value_dtype,
-        narrow=variable_dtype if variable_dtype.size < dtype.size else None,
-        largest=largest if keeps_residual else math.inf,
+        narrow_dtype=variable_dtype if variable_dtype.size < dtype.size else None,
+        max_magnitude=largest if keeps_residual else math.inf,
     )
 
 

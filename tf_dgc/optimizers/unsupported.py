@@ -10,7 +10,14 @@ import keras
 
 from tf_dgc._internals.keras_optimizers import behaves_as, overridden
 from tf_dgc.arguments import show
-from tf_dgc.compressors import ATOMO, Compressor, PowerSGD, Uniform8Bit
+from tf_dgc.compressors import (
+    ATOMO,
+    Compressor,
+    PowerSGD,
+    Quantizer,
+    Sparsifier,
+    Uniform8Bit,
+)
 from tf_dgc.optimizers.adam_variants import find_adam_variant
 from tf_dgc.optimizers.inner_optimizers import NovoGrad
 
@@ -161,7 +168,7 @@ def check_rule_numbers(
         "product of their means, which is 0 in float32."
     )
     advice = "Pass `Adafactor(epsilon_1=1e-15)`."
-    if compressor.kind == "sparsification":
+    if isinstance(compressor, Sparsifier):
         raise ValueError(
             f"{problem} {compressor!r} leaves entries out, so that is nearly certain. "
             f"{advice} Received: inner={show(inner)}"
@@ -191,7 +198,7 @@ def _effect(inner: keras.optimizers.Optimizer, compressor: Compressor) -> str | 
     if isinstance(compressor, (ATOMO, PowerSGD)):
         return None
     trains_with_quantization = (
-        compressor.kind == "quantization" and not rule.quantization
+        isinstance(compressor, Quantizer) and not rule.quantization
     )
     if rule.needs_learning_rate or trains_with_quantization:
         return "needs a learning rate of its own, to be searched anew,"

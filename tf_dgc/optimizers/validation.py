@@ -154,7 +154,7 @@ def check_one_momentum(
     The user passed the optimizer as the argument `what`.
     """
     names = [n for n in ("momentum", "beta_1") if getattr(optimizer, n, None)]
-    if compressor.is_momentum and names:
+    if compressor.residual_is_momentum and names:
         received = ", ".join(f"{name}={getattr(optimizer, name)}" for name in names)
         raise ValueError(
             f"The residual of {compressor!r} is a momentum, and a second one would be "

@@ -168,7 +168,7 @@ def sizes_per_variable(
     if state is None:
         return []
     compressor, tensors = state.tuned.compressor, state.tensors
-    dense = [t.size * (t.narrow or t.dtype).size for t in tensors]
+    dense = [t.size * (t.narrow_dtype or t.dtype).size for t in tensors]
     if type(compressor) is TopK:
         iteration = max(0, int(optimizer.iterations) - 1)
         sent = _top_k_bytes(compressor, tensors, iteration, optimizer.num_workers)
@@ -204,13 +204,13 @@ def _method_bytes(
     compressed = [t for t in tensors if not t.uncompressed]
     size = sum(t.size for t in compressed)
     total: int | None = 0
-    if compressor.together and compressed:
+    if compressor.entire_model and compressed:
         total = compressor.bytes((size,), compressed[0].dtype)
 
     def sent_bytes(tensor: TensorSpec) -> int | None:
         if tensor.uncompressed:
             return tensor.size * tensor.dtype.size
-        if not compressor.together:
+        if not compressor.entire_model:
             return compressor.bytes(tensor.shape, tensor.dtype)
         return total and round(total * tensor.size / size)  # in proportion to entries
 

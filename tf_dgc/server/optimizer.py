@@ -8,7 +8,7 @@ import tensorflow as tf
 
 from tf_dgc import arguments, compressors, metrics
 from tf_dgc._internals import keras_optimizers
-from tf_dgc.compressors import Compressor
+from tf_dgc.compressors import Compressor, NoCompression
 from tf_dgc.multiworker import tf_config
 from tf_dgc.multiworker.worker_variables import PerWorkerVariable
 from tf_dgc.optimizers import gradients, state
@@ -161,7 +161,7 @@ class ServerOptimizer(OptimizerWrapper):
         rows = embedding_tables.check_table_settings(rows, inner, mode, correction)
         corrects_momentum = momentum_correction
         if corrects_momentum is None:
-            corrects_momentum = feedback and not compressor.lossless
+            corrects_momentum = feedback and not isinstance(compressor, NoCompression)
         inner, hyperparameters = extract_hyperparameters(inner, bool(corrects_momentum))
         task = process.find_worker_task()
         if task:

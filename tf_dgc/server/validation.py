@@ -103,7 +103,6 @@ def check_correction(
 def check_compressor(compressor: Compressor) -> None:
     """Raise `ValueError` for a compressor whose messages a server cannot decode."""
     problems = {
-        "needs what others send in the same step": compressor.needs_others,
         "is a vote of all workers in one round": compressor.aggregation == "vote",
         "keeps a state that the server does not have": bool(
             compressor.state((64, 64)) or compressor.common_state()

@@ -67,7 +67,9 @@ def _is_supported(inputs: StepInputs) -> bool:
         # An attribute of the operation, so a schedule's tensor is not possible.
         and isinstance(inputs.factor_masking, bool)
         and all(
-            t.dtype == tf.float32 and t.narrow is None and t.uncompressed_dtype is None
+            t.dtype == tf.float32
+            and t.narrow_dtype is None
+            and t.uncompressed_dtype is None
             for t in inputs.tensors
         )
     )
@@ -99,10 +101,10 @@ def _native_method(
     if tensor.uncompressed:
         summed = sums_uncompressed or compressor.aggregation == "sum"
         return NativeMethod(
-            "whole", [tensor.largest], summed_as=tf.float32 if summed else None
+            "whole", [tensor.max_magnitude], summed_as=tf.float32 if summed else None
         )
     # A subclass may do something else than the native method of its base class.
-    if compressor.together or "native" not in vars(type(compressor)):
+    if compressor.entire_model or "native" not in vars(type(compressor)):
         return None
     method = compressor.native(tensor.shape)
     if method is None:
@@ -110,11 +112,11 @@ def _native_method(
     if method.needs_term_bound:
         bound = value_types.largest_term(method.summed_as, inputs.num_workers)
         method = method._replace(parameters=[*method.parameters, bound])
-    if not compressor.respects_largest:
+    if not compressor.limits_magnitudes:
         return method
     if method.bounded:
-        return method._replace(parameters=[*method.parameters, tensor.largest])
-    return None if tensor.largest < math.inf else method
+        return method._replace(parameters=[*method.parameters, tensor.max_magnitude])
+    return None if tensor.max_magnitude < math.inf else method
 
 
 def _step(inputs: StepInputs, methods: Sequence[NativeMethod], updates: bool) -> Step:

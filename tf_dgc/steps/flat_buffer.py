@@ -1,6 +1,6 @@
 """Flat buffers: several tensors that a method compresses as one.
 
-Most methods compress each tensor by itself. Methods with `together` compress all
+Most methods compress each tensor by itself. Methods of the `entire_model` compress all
 tensors of one dtype, except uncompressed ones, as one flat tensor.
 """
 
@@ -121,20 +121,20 @@ class FlatView(NamedTuple):
 
 def dtype_and_bound(tensor: TensorSpec) -> tuple[tf.DType, tf.DType | None]:
     """Return what tensors must have in common to be concatenated."""
-    return tensor.dtype, tensor.narrow
+    return tensor.dtype, tensor.narrow_dtype
 
 
-def flat_views(tensors: Sequence[TensorSpec], together: bool) -> list[FlatView]:
+def flat_views(tensors: Sequence[TensorSpec], entire_model: bool) -> list[FlatView]:
     """Return the tensors that a method compresses, in the order of their first parts.
 
     Args:
         tensors: specs of all tensors of the step.
-        together: whether the method compresses tensors of one dtype and bound as one.
+        entire_model: whether tensors of one dtype and bound are compressed as one.
 
     Raises:
         ValueError: for a concatenated tensor whose positions exceed int32.
     """
-    if not together:
+    if not entire_model:
         return [FlatView([i], [t], t) for i, t in enumerate(tensors)]
     groups: dict[object, list[int]] = {}
     for i, t in enumerate(tensors):

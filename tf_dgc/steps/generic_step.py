@@ -1,4 +1,4 @@
-"""The step of any method: runs `Compressor.exchange` for each tensor, in lockstep."""
+"""The step of any method: runs `Compressor.aggregate` for each tensor, in lockstep."""
 
 from collections.abc import Generator, Sequence
 from typing import TypeAlias
@@ -18,7 +18,7 @@ from tf_dgc.collectives.requests import (
     position_mask,
     to_dense_tensor,
 )
-from tf_dgc.compressors.base import Compressor
+from tf_dgc.compressors.base import Compressor, Sparsifier
 from tf_dgc.compressors.common.one_round import send_coded, send_rounded, send_whole
 from tf_dgc.compressors.random_keys import RandomKeys, tie_break_key
 from tf_dgc.smart_cond import add_counts, smart_cond
@@ -51,10 +51,10 @@ def start_generic_step(inputs: StepInputs) -> Step:
     )
     worker_state.warn_of(finite, inputs.iteration)
     bounded = values
-    if not compressor.respects_largest:
+    if not compressor.limits_magnitudes:
         # Only for sums that are cast to a narrower dtype; others are checked instead.
         bounded = [
-            value_types.bound(v, t.largest) if t.narrow else v
+            value_types.bound(v, t.max_magnitude) if t.narrow_dtype else v
             for t, v in zip(tensors, values, strict=True)
         ]
     states = worker_state.read(compressor.reads_residual)
@@ -99,7 +99,7 @@ def _random_keys(inputs: StepInputs) -> list[RandomKeys]:
             i,
             inputs.worker,
             tie_breaks,
-            t.largest,
+            t.max_magnitude,
             inputs.num_workers,
         )
         for i, t in zip(inputs.indices, inputs.tensors, strict=True)
@@ -133,7 +133,7 @@ def aggregate_tensors(
         The outcome, with one result per tensor, and the new `common`.
     """
     aggregation = "sum" if separate_uncompressed else compressor.aggregation
-    views = flat_views(tensors, compressor.together)
+    views = flat_views(tensors, compressor.entire_model)
     exchanges = []
     for view in views:
         tensor, tensor_values = view.seen, view.values(values)
@@ -157,7 +157,7 @@ def aggregate_tensors(
 def _uncompressed_exchange(
     tensor: TensorSpec, values: tf.Tensor, aggregation: str
 ) -> TensorExchange:
-    bounded = value_types.bound(values, tensor.largest)
+    bounded = value_types.bound(values, tensor.max_magnitude)
     if not tensor.uncompressed_dtype:
         num_bytes = tensor.size * tensor.dtype.size
         exchange = send_whole(bounded, aggregation)
@@ -168,7 +168,7 @@ def _uncompressed_exchange(
         num_bytes = 4 * buffer.uncompressed_words([tensor])
         exchange = send_coded(tf.reshape(bounded, [-1]), tensor.value_type)
     return TensorExchange(
-        tensor.label, tensor.signature, num_bytes, exchange, tensor.narrow
+        tensor.label, tensor.signature, num_bytes, exchange, tensor.narrow_dtype
     )
 
 
@@ -179,10 +179,10 @@ def _method_exchange(
     state: StateTensors,
     keys: RandomKeys,
 ) -> TensorExchange:
-    exchange = compressor.exchange(values, state, keys)
+    exchange = compressor.aggregate(values, state, keys)
     if not isinstance(exchange, Generator):
         raise ValueError(
-            f"`{type(compressor).__name__}.exchange` must be a generator that yields "
+            f"`{type(compressor).__name__}.aggregate` must be a generator that yields "
             f"`AllReduce(...)` or `AllGather(...)`. Received: {show(exchange)}"
         )
     return TensorExchange(
@@ -190,7 +190,7 @@ def _method_exchange(
         tensor.signature_of(compressor.name),
         compressor.bytes(tensor.shape, tensor.dtype),
         exchange,
-        tensor.narrow,
+        tensor.narrow_dtype,
     )
 
 
@@ -232,7 +232,7 @@ def _mask_velocity(
 ) -> tf.Tensor:
     """Clear the velocity of sent entries, unless the method sends all of them."""
     compressor = inputs.compressor
-    if compressor.kind != "sparsification" or result.entries is None:
+    if not isinstance(compressor, Sparsifier) or result.entries is None:
         return velocity
     return smart_cond(
         inputs.factor_masking,

@@ -182,7 +182,7 @@ def _is_finite(words: tf.Tensor) -> tf.Tensor:
 def _exponents(plan: StepPlan) -> list[int]:
     """Return e of each tensor's `largest`, 2**e; 1024 if it is infinite."""
     return [
-        1024 if math.isinf(t.largest) else math.frexp(t.largest)[1] - 1
+        1024 if math.isinf(t.max_magnitude) else math.frexp(t.max_magnitude)[1] - 1
         for t in plan.layout
     ]
 

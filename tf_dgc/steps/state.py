@@ -144,7 +144,7 @@ def create_worker_state(
         ValueError: if the method sends all tensors as one, and they are too large
             together or differ in dtype.
     """
-    flat_views(tensors, compressor.together)  # raises before memory is allocated
+    flat_views(tensors, compressor.entire_model)  # raises before memory is allocated
 
     def accumulators(name: str, create: bool, rule: str) -> list[PerWorkerVariable]:
         return [
@@ -197,7 +197,7 @@ def _create_state(
         path = f"{stem}_{key}"
         _check_spec(key, spec)
         if spec.per_worker:
-            state[key] = PerWorkerVariable(spec.shape, dtype.name, path, spec.elastic)
+            state[key] = PerWorkerVariable(spec.shape, dtype.name, path, spec.rescaling)
         else:
             state[key] = SharedVariable(initial_value(spec, seed), dtype.name, path)
     return state
@@ -210,9 +210,9 @@ def _check_spec(key: str, spec: StateSpec) -> None:
             "number of workers may restore it. Pass `per_worker=False`, or no "
             f"`initial`. Received: {key}={spec}"
         )
-    if spec.elastic not in worker_variables.RESTORE_RULES:
+    if spec.rescaling not in worker_variables.RESTORE_RULES:
         raise ValueError(
-            f"`elastic` must be one of {', '.join(worker_variables.RESTORE_RULES)}. "
+            f"`rescaling` must be one of {', '.join(worker_variables.RESTORE_RULES)}. "
             f"Received: {key}={spec}"
         )
 

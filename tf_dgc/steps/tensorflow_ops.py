@@ -107,7 +107,7 @@ def select_and_encode(
 
     def encode_dense() -> EncodedState:
         sent = [
-            _round_to(value_types.bound(r, t.largest), dtype)
+            _round_to(value_types.bound(r, t.max_magnitude), dtype)
             for t, r in zip(plan.layout, residual, strict=True)
         ]
         vector = buffer.encode_dense(sent, finite, dtype)
@@ -147,13 +147,13 @@ def _select(
 ) -> tuple[SelectedEntries, tf.Tensor | None, tf.Tensor]:
     """Return the entries to send, and the velocity and residual without them."""
     if tensor.uncompressed:
-        sent = value_types.bound(residual, tensor.largest)
+        sent = value_types.bound(residual, tensor.max_magnitude)
         words = value_types.encode_values(sent, tensor.value_type)
         if tensor.uncompressed_dtype:
             sent = _decode(words, tensor, tensor.size)
         return SelectedEntries(None, words), velocity, residual - sent
     positions, values = top_k(residual, k, offset)
-    sent = value_types.bound(values, tensor.largest)
+    sent = value_types.bound(values, tensor.max_magnitude)
     words = value_types.encode_values(sent, tensor.value_type)
     if velocity is not None and factor_masking:
         masked = clear_positions(velocity, positions)

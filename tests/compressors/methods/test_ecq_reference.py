@@ -15,7 +15,7 @@ from tf_dgc.testing import Simulation
 class Halves:
     """Stands for a quantizer: sends half of what it is given, without chance."""
 
-    def exchange(self, values, state, keys):
+    def aggregate(self, values, state, keys):
         return (yield from send_whole(0.5 * values, "gather"))
 
     def bytes(self, shape, dtype):

@@ -92,7 +92,7 @@ class Counting(Compressor):
     name = "counting"
     kind = "control"
     reference = "none"
-    together = True
+    entire_model = True
 
     def state(self, shape):
         return {
@@ -103,7 +103,7 @@ class Counting(Compressor):
     def bytes(self, shape, dtype):
         return int(np.prod(shape)) * dtype.size
 
-    def exchange(self, values, state, keys):
+    def aggregate(self, values, state, keys):
         assert keys.sizes == SIZES
         rows = yield AllGather(to_words(values))
         total = from_words(tf.reshape(rows, [-1]), values.dtype, [-1, *values.shape])
@@ -131,8 +131,8 @@ class Averaging(GlobalTopK):
     def common_state(self):
         return {"mean": StateSpec((), per_worker=False)}
 
-    def exchange(self, values, state, keys):
-        result = yield from super().exchange(values, {}, keys)
+    def aggregate(self, values, state, keys):
+        result = yield from super().aggregate(values, {}, keys)
         mean = 0.5 * state["mean"] + 0.5 * tf.reduce_sum(to_dense_tensor(result.sum))
         return result._replace(state={"mean": mean})
 

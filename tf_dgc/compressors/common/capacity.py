@@ -98,11 +98,13 @@ def select(
     return tf.ensure_shape(tf.cond(fits, select_all, select_highest), [capacity])
 
 
-def exchange(values: tf.Tensor, positions: tf.Tensor, value_dtype: str) -> Aggregation:
+def send_entries(
+    values: tf.Tensor, positions: tf.Tensor, value_dtype: str
+) -> Aggregation:
     """Gather and sum all workers' entries at positions from `select`."""
     size, capacity = values.shape[0], positions.shape[0]
     padded = tf.pad(values, [[0, capacity]])
-    result = yield from sparse.exchange(padded, positions, capacity, value_dtype)
+    result = yield from sparse.send_entries(padded, positions, capacity, value_dtype)
     return _remove_unused(result, positions, size)
 
 

@@ -54,7 +54,7 @@ class OneRound(Compressor):
         """Return `4 * words(size, dtype)`."""
         return 4 * self.words(math.prod(shape), dtype)
 
-    def exchange(
+    def aggregate(
         self, values: tf.Tensor, state: dict[str, tf.Tensor], keys: RandomKeys
     ) -> Aggregation:
         """Encode, gather and combine."""

@@ -50,12 +50,12 @@ def position_words(size: int, k: int | tf.Tensor) -> int | tf.Tensor:
     return sum(map(bits.num_stream_words, elias_fano.stream_bits(size, k)))
 
 
-def exchange(
+def send_entries(
     values: tf.Tensor,
     positions: tf.Tensor,
     k: int | tf.Tensor,
     value_dtype: str,
-    largest: float = math.inf,
+    max_magnitude: float = math.inf,
 ) -> Aggregation:
     """Gather and sum all workers' entries at their positions.
 
@@ -64,10 +64,10 @@ def exchange(
         positions: positions to send, int32 `[k]`, strictly ascending.
         k: number of positions; an int, or a scalar int32 tensor.
         value_dtype: type of the values on the wire.
-        largest: upper bound of the magnitudes to send, above 0.
+        max_magnitude: upper bound of the magnitudes to send, above 0.
     """
     size, dtype = values.shape[0], values.dtype
-    selected = value_types.bound(tf.gather(values, positions), largest)
+    selected = value_types.bound(tf.gather(values, positions), max_magnitude)
     coded = value_types.encode_values(selected, value_dtype)
     decode = decoder(value_dtype, k, dtype)
     return (yield from exchange_coded(positions, size, k, coded, decode))
