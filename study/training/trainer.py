@@ -93,8 +93,8 @@ class Trainer:
 
     def look(self, measure):
         """Return what a function of `predict` finds, by weights that all agree on."""
-        agreed = getattr(self.optimizer, "agreed", contextlib.nullcontext)
-        with agreed():
+        consensus = getattr(self.optimizer, "consensus_weights", contextlib.nullcontext)
+        with consensus():
             return measure(self._predict)
 
     @property

@@ -66,7 +66,7 @@ def test_words_come_from_neighbours_and_go_to_nobody_else(graph, number):
         ]
         found = run_all(rounds, asked)
         for place, rows, messages in zip(places, found, asked, strict=True):
-            mine = gossip.neighbours(place, phase)
+            mine = gossip.neighbors(place, phase)
             np.testing.assert_array_equal(rows, words[mine].reshape(-1, 7))
             linked = (matrix + matrix.T)[place.worker] > 0
             met = [
@@ -131,7 +131,7 @@ def test_a_matrix_of_other_workers():
 def test_one_worker_may_have_any_matrix():
     gossip = Gossip(PATH)
     np.testing.assert_array_equal(gossip.weights(1), [[[1]]])
-    assert gossip.neighbours(Rank(0, 1), 0) == []
+    assert gossip.neighbors(Rank(0, 1), 0) == []
 
 
 def test_a_matrix_is_copied():

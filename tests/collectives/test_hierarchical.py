@@ -105,7 +105,7 @@ def test_groups_of_unequal_sizes(strategies):
     with pytest.raises(ValueError, match=r"of one size.*Received"):
         Hierarchical([[0, 1], [2]])
     with pytest.raises(ValueError, match=r"as many workers on each.*'b': 1"):
-        Hierarchical().settle(["a", "b", "a"])
+        Hierarchical().resolve(["a", "b", "a"])
 
 
 def test_groups_of_other_workers(strategies):
@@ -122,8 +122,8 @@ def test_groups_of_other_workers(strategies):
 
 def test_hosts_say_who_is_inside(strategies):
     hosts = ["a", "b", "a", "b"]
-    assert Hierarchical().settle(hosts).groups == [[0, 2], [1, 3]]
-    assert Hierarchical([[0, 1]]).settle(["a", "b"]).groups == [[0, 1]]
+    assert Hierarchical().resolve(hosts).groups == [[0, 2], [1, 3]]
+    assert Hierarchical([[0, 1]]).resolve(["a", "b"]).groups == [[0, 1]]
     assert workers.hosts(strategies[3]) == [""] * 3
     assert workers.hosts(strategies[1]) == [""]
 

@@ -79,7 +79,7 @@ def look(model, directory):
         getattr(model, name)(*data, batch_size=12, verbose=0, callbacks=[seen])
         started[name], found[name] = count() - since, seen.weights
     since = count()
-    with model.optimizer.agreed():
+    with model.optimizer.consensus_weights():
         started["agreed"] = count() - since
     path = directory / "within.keras"
     model.save(path)  # one path for all

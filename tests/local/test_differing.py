@@ -73,7 +73,7 @@ def test_evaluation_and_prediction_are_of_the_anchor(within, monkeypatch):
     np.testing.assert_allclose(loss, np.mean((expected - Y) ** 2), rtol=1e-5)
     assert not sent
     assert_equal(copies(within), before)
-    with within.optimizer.agreed(), within.optimizer.agreed():
+    with within.optimizer.consensus_weights(), within.optimizer.consensus_weights():
         assert_equal(copies(within), [[w, w] for w in anchor(within)])
     assert_equal(copies(within), before)
 
@@ -165,7 +165,7 @@ def test_what_would_be_lost_is_refused(within, tmp_path):
     ):
         with (
             pytest.raises(RuntimeError, match="would be lost here"),
-            within.optimizer.agreed(),
+            within.optimizer.consensus_weights(),
         ):
             lost()
 
@@ -244,10 +244,10 @@ def test_a_backup_within_a_round(strategies, tmp_path):
 def test_at_a_consensus_nothing_is_changed(strategies):
     model = make_model(strategies[2], scaled=True)
     optimizer = model.optimizer.inner_optimizer
-    with optimizer.agreed():  # nor before the first step
+    with optimizer.consensus_weights():  # nor before the first step
         pass
     fit(model, PERIOD)
-    with optimizer.agreed():
+    with optimizer.consensus_weights():
         assert not optimizer._swapped_weights.own_values
     fit(model, 1)
     before = copies(model)
@@ -289,7 +289,7 @@ def test_other_files_hold_the_anchor_within_agreed_alone(strategies, tmp_path, s
     kernel, bias = anchor(model)
     with pytest.raises(ValueError, match=r"call `optimizer.consensus\(\)` on every"):
         save(model, tmp_path / "own")
-    with model.optimizer.agreed():
+    with model.optimizer.consensus_weights():
         save(model, tmp_path / "model")
     if save is saved_model:
         serve = tf.saved_model.load(tmp_path / "model").signatures["serving_default"]
@@ -402,12 +402,12 @@ def test_a_model_that_shares_layers_sees_the_anchor(nested):
     assert_equal(copies(model), before)
 
 
-def test_a_submodel_within_agreed(nested):
+def test_a_submodel_within_consensus_weights(nested):
     """What is set there would be lost; else it is a move of this worker."""
     model, _, anchor = nested
     encoder = model.encoder
     with (
-        model.optimizer.agreed(),
+        model.optimizer.consensus_weights(),
         pytest.raises(RuntimeError, match="To set weights would be lost here"),
     ):
         encoder.set_weights(anchor)

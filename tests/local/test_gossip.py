@@ -104,7 +104,7 @@ def test_choco_sgd(strategies, graph, num_workers):
         trainer.step(gradients)
         run.round(moves(gradients))
         assert_same(trainer, run)
-    public = [flat(w) for w in trainer.local(trainer.optimizer.public)]
+    public = [flat(w) for w in trainer.local(trainer.optimizer.own_replica)]
     for worker, copy in enumerate(public):
         np.testing.assert_allclose(copy, run.copies[worker][worker], atol=1e-13)
 
@@ -196,7 +196,7 @@ def test_the_mean_of_workers_that_all_broke_is_nan(strategies, method):
     weights = trainer.variables[0]
     for copy in trainer.strategy.experimental_local_results(weights.value):
         copy.assign(np.full((12, 10), np.inf))
-    with trainer.optimizer.agreed("test"):
+    with trainer.optimizer.consensus_weights("test"):
         assert np.all(np.isnan(each(trainer)))
     trainer.optimizer.consensus()
     assert np.all(np.isnan(each(trainer)))
@@ -290,7 +290,7 @@ def test_config_round_trip():
         *(
             ({"step_size": 0.5, "compressor": method}, f"{name}.*, which {why}")
             for method, name, why in [
-                ("scale_com", "ScaleCom", "needs all workers"),
+                ("scale_com", "ScaleCom", "reads the residual"),
                 ("signum", "Signum", "keeps a state that neighbors"),
                 ("adacomp", "AdaComp", "reads the residual"),
                 ("sign_sgd", "SignSGD", "is not the sum of what each"),

@@ -44,8 +44,9 @@ class Advice:
         round_trip: seconds of a round trip between two workers.
         turning_points: bandwidths in bits/s from which on dense steps are advised, by
             number of workers; 0 if they are advised at any bandwidth, infinity if at
-            none up to `known_up_to`.
-        known_up_to: bandwidth in bits/s up to which predictions are reliable.
+            none up to `max_reliable_bandwidth`.
+        max_reliable_bandwidth: bandwidth in bits/s up to which predictions are
+            reliable.
     """
 
     model: str
@@ -54,7 +55,7 @@ class Advice:
     links: LinkSpeeds
     round_trip: float
     turning_points: dict[int, float]
-    known_up_to: float
+    max_reliable_bandwidth: float
 
     def best(self, num_workers: int) -> Prediction:
         """Return the advised method's prediction for some number of workers."""
@@ -103,7 +104,7 @@ class Advice:
             return f"{advice} Dense is advised at any bandwidth."
         if math.isfinite(turning_point):
             return f"{advice} Dense is advised from {rate_text(turning_point)} on."
-        limit = rate_text(self.known_up_to)
+        limit = rate_text(self.max_reliable_bandwidth)
         return (
             f"{advice} Dense is advised at no bandwidth up to {limit}; faster links "
             "cannot be predicted."
@@ -124,7 +125,7 @@ class Advice:
                 str(number): bandwidth if math.isfinite(bandwidth) else None
                 for number, bandwidth in self.turning_points.items()
             },
-            "known_up_to": self.known_up_to,
+            "max_reliable_bandwidth": self.max_reliable_bandwidth,
         }
 
     def html(self) -> str:

@@ -105,7 +105,7 @@ class CollectiveAlgorithm(abc.ABC):
         keeps_sums: whether a dropped sum stays with the worker that formed it; else its
             terms return to the workers that contributed them.
         is_neighbor_exchange: whether workers exchange with neighbors only.
-        adds_up_first: whether groups of workers may sum their gradients before
+        sums_within_groups: whether groups of workers may sum their gradients before
             compressing; see `node_of`.
     """
 
@@ -113,7 +113,7 @@ class CollectiveAlgorithm(abc.ABC):
     reference: str
     drops_entries = False
     keeps_sums = False
-    adds_up_first = False
+    sums_within_groups = False
     is_neighbor_exchange = False
 
     @abc.abstractmethod
@@ -163,7 +163,7 @@ class CollectiveAlgorithm(abc.ABC):
         """
         raise NotImplementedError
 
-    def settle(self, hosts: Sequence[str]) -> "CollectiveAlgorithm":
+    def resolve(self, hosts: Sequence[str]) -> "CollectiveAlgorithm":
         """Return the algorithm to use for these workers.
 
         Args:

@@ -39,7 +39,7 @@ class Auto(Ring):
             )
         self.dense = dense
 
-    def settle(self, hosts: Sequence[str]) -> CollectiveAlgorithm:
+    def resolve(self, hosts: Sequence[str]) -> CollectiveAlgorithm:
         """Return the ring, which is used until another algorithm is chosen."""
         return Ring()
 

@@ -63,12 +63,12 @@ class Communicator:
         self._hook = hook
         self._algorithm: CollectiveAlgorithm | None = None
         if self._hook and algorithm:
-            self.use_algorithm(algorithm.settle(workers.hosts(strategy)))
+            self.use_algorithm(algorithm.resolve(workers.hosts(strategy)))
 
     def use_algorithm(self, algorithm: CollectiveAlgorithm) -> None:
         """Switch to another algorithm for sums and gathers over all workers.
 
-        `algorithm` is a result of `CollectiveAlgorithm.settle`, the same on all
+        `algorithm` is a result of `CollectiveAlgorithm.resolve`, the same on all
         workers.
         """
         # Subclasses of Ring may override its methods, so compare the exact type.

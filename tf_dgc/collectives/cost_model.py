@@ -84,7 +84,7 @@ def predict_seconds(
         raise ValueError(
             "`exchange` must be one by which all workers come to a sum. Workers that "
             "gossip send one message to each neighbor in turn, see "
-            "`exchange.neighbours`; pass `Ring()` for the sums over all workers. "
+            "`exchange.neighbors`; pass `Ring()` for the sums over all workers. "
             f"Received: exchange={show(exchange)}"
         )
     if num_workers == 1:

@@ -67,7 +67,7 @@ class Gossip(Ring):
         """
         return graphs.mixing_weights(self.graph, num_workers)
 
-    def neighbours(self, rank: Rank, phase: int) -> list[int]:
+    def neighbors(self, rank: Rank, phase: int) -> list[int]:
         """Return the workers whose words a worker receives in a phase, ascending."""
         row = self.weights(rank.num_workers)[phase][rank.worker]
         return [int(i) for i in np.flatnonzero(row) if i != rank.worker]
@@ -84,7 +84,7 @@ class Gossip(Ring):
             This worker's requests in a round, of one neighbor at most.
 
         Returns:
-            The words, `[neighbors, w]`, in the order of `neighbours`.
+            The words, `[neighbors, w]`, in the order of `neighbors`.
         """
         matrix = self.weights(rank.num_workers)[phase]
         worker, rows = rank.worker, {}

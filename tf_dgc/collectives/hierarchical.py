@@ -45,12 +45,12 @@ class Hierarchical(CollectiveAlgorithm):
 
     name = "hierarchical"
     reference = "Cho et al., BlueConnect, MLSys 2019"
-    adds_up_first = True
+    sums_within_groups = True
 
     def __init__(self, groups: Sequence[Sequence[int]] | None = None):
         self.groups = None if groups is None else _check_groups(groups)
 
-    def settle(self, hosts: Sequence[str]) -> "Hierarchical":
+    def resolve(self, hosts: Sequence[str]) -> "Hierarchical":
         """Return the algorithm with the groups of these workers.
 
         Raises:

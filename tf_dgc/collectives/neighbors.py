@@ -19,7 +19,7 @@ def gather_from_neighbors(
     `words` are int32 `[w]`, with w the same on all workers; there are several workers.
 
     Returns:
-        The words, int32 `[neighbors, w]`, in the order of `Gossip.neighbours`.
+        The words, int32 `[neighbors, w]`, in the order of `Gossip.neighbors`.
     """
     num_phases = len(gossip.weights(rank.num_workers))
 

@@ -79,7 +79,7 @@ class GossipSynchronizer(Synchronizer):
         optimizer, state, round_number = self._optimizer, self._state, rounds.number
         weights = self._weights()
         finite = clipping.all_finite(weights, state.use_native)
-        state.worker_state.warn_of(finite, round_number)
+        state.worker_state.warn_if_nonfinite(finite, round_number)
         was_reset = self._inner_state.reset_if_nonfinite(weights, state.use_native)
         entries, num_bytes, nonfinite = 0, 0, 0
         if optimizer.num_workers > 1:
@@ -223,7 +223,7 @@ class Neighbors:
         matrices = gossip.weights(rank.num_workers)
         num_phases = len(matrices)
         workers = np.array(
-            [gossip.neighbours(rank, phase) for phase in range(num_phases)], np.int64
+            [gossip.neighbors(rank, phase) for phase in range(num_phases)], np.int64
         )
         weights = [m[rank.worker, w] for m, w in zip(matrices, workers, strict=True)]
         phase = round_number % num_phases

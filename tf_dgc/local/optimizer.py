@@ -87,8 +87,8 @@ class LocalOptimizer(LocalWeightsOptimizer):
         outer_optimizer: copy of `outer` that applies the mean delta.
         anchor: variables, one per model variable, equal on all workers: the weights
             with which the round began; empty with `Gossip`.
-        public: variables, one per model variable and worker, flat: the replica of this
-            worker's weights that its neighbors hold. With a graph that changes,
+        own_replica: variables, one per model variable and worker, flat: the replica of
+            this worker's weights that its neighbors hold. With a graph that changes,
             `[phases, n]`. Empty unless `Gossip` compresses.
         residual: variables, one per model variable and worker: unsent entries of
             deltas; empty without error feedback.
@@ -180,7 +180,7 @@ class LocalOptimizer(LocalWeightsOptimizer):
         self.delay = delay
         self.parts = parts
         self.anchor: list[SharedVariable] = []
-        self.public: list[PerWorkerVariable] = []
+        self.own_replica: list[PerWorkerVariable] = []
 
     def check_variables(self, variables: Sequence[keras.Variable]) -> None:
         """Raise `ValueError` for variables that replicas cannot change on their own."""
@@ -211,7 +211,7 @@ class LocalOptimizer(LocalWeightsOptimizer):
             return AveragingSynchronizer(self, state, variables)
         gossip_synchronizer = GossipSynchronizer(self, state, variables)
         if replicas := gossip_synchronizer.replicas:
-            self.public = replicas.own_replica
+            self.own_replica = replicas.own_replica
             self._pull = replicas.mixing_term
             self.compressor_state = replicas.states
         return gossip_synchronizer

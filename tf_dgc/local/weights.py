@@ -24,7 +24,7 @@ class LocalWeightsOptimizer(CollectiveOptimizer):
 
     steps_locally = True
     background: BackgroundReduction | None = None  # computes delayed means
-    loads = 0  # number of loaded states that hold the weights of each worker
+    num_full_loads = 0  # number of loaded states that hold the weights of each worker
 
     _progress: keras.Variable | None = None
     _rounds: RoundCounter | None = None
@@ -62,7 +62,7 @@ class LocalWeightsOptimizer(CollectiveOptimizer):
 
         Raises:
             RuntimeError: if a worker does not call it within `TF_DGC_TIMEOUT` seconds;
-                and within `agreed()`.
+                and within `consensus_weights()`.
         """
         self.check_not_swapped("come to a consensus")
         rounds = self._rounds
@@ -73,7 +73,7 @@ class LocalWeightsOptimizer(CollectiveOptimizer):
         self._strategy.run(lambda: synchronizer.reach_consensus(rounds))
 
     @contextlib.contextmanager
-    def agreed(self, what: str = "look at") -> Iterator[None]:
+    def consensus_weights(self, what: str = "look at") -> Iterator[None]:
         """Give the model the weights that all workers agree on, within the context.
 
         These are the anchor, which every worker holds, so no worker is contacted. Call
@@ -86,7 +86,7 @@ class LocalWeightsOptimizer(CollectiveOptimizer):
         by a collective as large as the model. Other uses raise an error until
         `consensus()` is called.
 
-        >>> with optimizer.agreed():
+        >>> with optimizer.consensus_weights():
         ...     outputs = model(x)
 
         Args:
@@ -108,11 +108,11 @@ class LocalWeightsOptimizer(CollectiveOptimizer):
 
     @property
     def is_swapped(self) -> bool:
-        """Whether the model has the consensus weights now, as within `agreed()`."""
+        """Whether the model has the consensus weights now."""
         return bool(self._swapped_weights and self._swapped_weights.own_values)
 
     def check_not_swapped(self, what: str) -> None:
-        """Raise `RuntimeError` within `agreed()`, whose end would undo a change.
+        """Raise `RuntimeError` within `consensus_weights()`, which would undo a change.
 
         Args:
             what: verb that says what is about to be done.
@@ -120,8 +120,8 @@ class LocalWeightsOptimizer(CollectiveOptimizer):
         if self.is_swapped:
             raise RuntimeError(
                 f"To {what} would be lost here: the model has the consensus weights, "
-                "as within `optimizer.agreed()` and while it is evaluated or saved, "
-                "and gets its own weights back afterwards. Do it then."
+                "as within `optimizer.consensus_weights()` and during evaluation and "
+                "saving, and gets its own weights back afterwards. Do it then."
             )
 
     def restart_round(self) -> None:
@@ -185,13 +185,13 @@ class LocalWeightsOptimizer(CollectiveOptimizer):
         """Load the state of all workers, and their weights: see `CollectiveOptimizer`.
 
         Raises:
-            RuntimeError: within `agreed()`; and as other optimizers.
+            RuntimeError: within `consensus_weights()`; and as other optimizers.
         """
         self.check_not_swapped("load the optimizer's state")
         self._discard_pending_mean()
         super().load_own_variables(store)
         if self._is_loaded:  # otherwise a round begins with the model's weights
-            self.loads += 1
+            self.num_full_loads += 1
 
     def set_weights(self, weights: Sequence[np.ndarray]) -> None:
         """Set all of `variables`: see `OptimizerWrapper`."""

@@ -323,7 +323,9 @@ def _worker_directory(model: keras.Model) -> str:
     """
     optimizer = model.optimizer
     candidates = optimizer, getattr(optimizer, "inner_optimizer", None)
-    return next(filter(None, (getattr(o, "own_backup", "") for o in candidates)), "")
+    return next(
+        filter(None, (getattr(o, "backup_subfolder", "") for o in candidates)), ""
+    )
 
 
 def _stream_differences(saved: set[str], current: set[str]) -> list[str]:

@@ -47,7 +47,7 @@ def consensus_weights(model: keras.Model, what: str) -> Iterator[None]:
             if what == "train":
                 optimizer.check_not_swapped("train")
             elif what != "part" or optimizer.anchor:
-                stack.enter_context(optimizer.agreed(_use(what)))
+                stack.enter_context(optimizer.consensus_weights(_use(what)))
         yield
 
 
@@ -62,12 +62,12 @@ def setting_weights(model: keras.Model) -> Iterator[None]:
     Raises:
         RuntimeError: as `consensus_weights` with "train".
     """
-    loads = {optimizer: optimizer.loads for optimizer in _optimizers_of(model)}
+    loads = {optimizer: optimizer.num_full_loads for optimizer in _optimizers_of(model)}
     for optimizer in loads:
         optimizer.check_not_swapped("set weights")
     yield
     for optimizer, before in loads.items():
-        if optimizer.loads == before and optimizer.trains_only(model.weights):
+        if optimizer.num_full_loads == before and optimizer.trains_only(model.weights):
             optimizer.restart_round()
 
 
@@ -134,4 +134,4 @@ def _local_optimizers(model: keras.Model) -> list[Any]:
         optimizer = value.inner_optimizer if is_scaled else value
         if isinstance(optimizer, keras.optimizers.Optimizer):
             optimizers[id(optimizer)] = optimizer
-    return [o for o in optimizers.values() if hasattr(o, "agreed")]
+    return [o for o in optimizers.values() if hasattr(o, "consensus_weights")]

@@ -84,7 +84,7 @@ def choose_algorithm(
     num_workers, is_auto = communicator.num_workers, isinstance(algorithm, Auto)
     resolved = Ring() if is_auto else algorithm
     if num_workers > 1 and not is_auto:  # it may depend on the workers' hosts
-        resolved = algorithm.settle(workers.hosts(strategy))
+        resolved = algorithm.resolve(workers.hosts(strategy))
     tuned = TunedExchange(resolved.name, compressor, resolved, {})
     if not (is_auto or overlaps) or not consensus.is_multi_worker(strategy):
         return tuned

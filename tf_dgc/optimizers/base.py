@@ -48,7 +48,7 @@ class OptimizerWrapper(save_hooks.CheckpointHooks):
     """
 
     saved_by_all_workers = True  # each saves a part
-    own_backup = ""  # subfolder of a worker that backs up without the others
+    backup_subfolder = ""  # subfolder of a worker that backs up without the others
     fixed: Set[str] = frozenset()  # constructor arguments that cannot change
     steps_locally = False  # whether the inner optimizer takes local steps
 

@@ -111,8 +111,8 @@ def check_adam_correction(
     adam_correction: bool,
 ) -> None:
     """Raise `ValueError` for Adam correction with an intra-node reduce."""
-    adds_up_first = algorithm.adds_up_first and type(compressor) is TopK
-    if adds_up_first and error_feedback and adam_correction:
+    sums_within_groups = algorithm.sums_within_groups and type(compressor) is TopK
+    if sums_within_groups and error_feedback and adam_correction:
         raise ValueError(
             f"With {algorithm!r} the workers of a machine add up their gradients "
             "before they compress, so no worker has the second moment of its own "

@@ -168,7 +168,7 @@ class ServerOptimizer(OptimizerWrapper):
             validation.check_backup(mode, quorum, feedback, task.num_workers)
         super().__init__(inner, hyperparameters, name, tf.distribute.get_strategy())
         self._task = task
-        self.own_backup = f"worker-{task.worker}" if task else ""
+        self.backup_subfolder = f"worker-{task.worker}" if task else ""
         self.mode = mode
         self.staleness = None if staleness is None else int(staleness)
         self.compressor = compressor

@@ -122,7 +122,7 @@ def _native_method(
 def _step(inputs: StepInputs, methods: Sequence[NativeMethod], updates: bool) -> Step:
     call = EngineCall(inputs, methods)
     rounds = [call.encode(0)]
-    inputs.worker_state.warn_of(rounds[0].finite, inputs.iteration)
+    inputs.worker_state.warn_if_nonfinite(rounds[0].finite, inputs.iteration)
     replies = [(yield rounds[0].requests)]
     if call.num_rounds > 1:
         call.prepare_second_round(rounds[0], replies[0])

@@ -49,7 +49,7 @@ def start_generic_step(inputs: StepInputs) -> Step:
         inputs.divisors,
         compressor.feedback_decay,
     )
-    worker_state.warn_of(finite, inputs.iteration)
+    worker_state.warn_if_nonfinite(finite, inputs.iteration)
     bounded = values
     if not compressor.limits_magnitudes:
         # Only for sums that are cast to a narrower dtype; others are checked instead.

@@ -24,7 +24,7 @@ _T = TypeVar("_T")
 class WorkerState:
     """One worker's variables of some tensors.
 
-    `read...`, `store...` and `warn_of` run within a step, in replica context.
+    `read...`, `store...` and `warn_if_nonfinite` run within a step, in replica context.
 
     Attributes:
         tensors: descriptions of the tensors.
@@ -110,7 +110,7 @@ class WorkerState:
         """Assign new values of the state that all tensors share, by name."""
         _assign(self.common, new)
 
-    def warn_of(self, finite: tf.Tensor, iteration: tf.Tensor) -> None:
+    def warn_if_nonfinite(self, finite: tf.Tensor, iteration: tf.Tensor) -> None:
         """Warn once if this worker's gradient is not finite."""
         metrics.warn_once_if_nonfinite(self.counters, finite, iteration)
 

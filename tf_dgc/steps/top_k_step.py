@@ -76,7 +76,7 @@ def _step(inputs: StepInputs, compressor: TopK) -> Step:
         for places in shares
     ]
     finite = tf.reduce_all([finite, *(part.finite for part in parts)])
-    inputs.worker_state.warn_of(finite, inputs.iteration)
+    inputs.worker_state.warn_if_nonfinite(finite, inputs.iteration)
     parts[1:] = [_flag_dense(part, finite) for part in parts[1:]]
     if reduces:  # the reduced gradients are finite in any case
         parts[0] = _flag(parts[0], finite)
