@@ -13,6 +13,9 @@ dense   stock Keras SGD, all gradients by all-reduce
 dgc     DGCOptimizer, 99.9 % of the entries not sent
 dgc-tf  the same without the native operation
 
+`--modes dgc,dgc-engine` compares DGCOptimizer's own step with the step of the native
+engine, which all other methods use.
+
 `--method` adds a mode for each method, with the settings of `method_settings.py`;
 `no_compression` is the method `none`. `--exchange` adds one for each exchange that
 DGC's entries go by. `--peers` adds the same model, links and SGD with PyTorch's
@@ -41,6 +44,7 @@ from common.cluster import WorkerError
 from tf_dgc import collectives
 
 MODES = ["none", "dense", "dgc", "dgc-tf"]
+ENGINE_MODE = "dgc-engine"
 COLUMNS = [
     ("rate", "rate", ""),
     ("mode", "mode", ""),
@@ -58,13 +62,13 @@ COLUMNS = [
 
 # What a worker takes, from the largest resident size of one in mode dgc; other methods
 # have more temporaries.
-_GIGABYTES = {"mlp": 1.8, "cnn": 1.0, "tiny": 0.8, "resnet50": 2.0}
+_GIGABYTES = {"mlp": 1.8, "cnn": 1.0, "medium": 0.8, "tiny": 0.8, "resnet50": 2.0}
 
 _MODEL = flags.DEFINE_enum("model", "mlp", list(_GIGABYTES), "What is trained.")
 _LOOP = flags.DEFINE_enum(
     "loop", "custom", ["custom", "fit"], "Whose: `strategy.run`, or Keras's."
 )
-_WORKERS = flags.DEFINE_integer("workers", 2, "Worker processes.", lower_bound=2)
+_WORKERS = flags.DEFINE_integer("workers", 2, "Worker processes.", lower_bound=1)
 _RATE = flags.DEFINE_list(
     "rate", ["loopback"], f"Of the links: {', '.join(network.RATES)}; or all."
 )
@@ -166,7 +170,7 @@ def _modes():
     methods = list(method_settings.MODES)
     chosen = _chosen("method", methods, _METHOD.value) if _METHOD.value else []
     modes = [mode for mode in _MODES.value if mode not in chosen] + chosen
-    modes = _chosen("mode", list(dict.fromkeys([*MODES, *methods])), modes)
+    modes = _chosen("mode", list(dict.fromkeys([*MODES, ENGINE_MODE, *methods])), modes)
     modes += [f"dgc {name}" for name in _ways()]
     if _PEERS.value and (problem := peers.problem(_MODEL.value, _LOOP.value)):
         raise app.UsageError(f"--peers {problem}")

@@ -22,6 +22,7 @@ from common.replies import answer, reply, take_standard_output
 
 import tf_dgc
 from tf_dgc._internals import tracing
+from tf_dgc.steps import implementations, top_k_step
 
 WARMUP_STEPS = 3
 
@@ -155,6 +156,8 @@ def _optimizer(settings):
         return make(sgd, method_settings.NO_PHASES, overlap=overlap)
     _, _, exchange = settings["mode"].partition(" ")
     options = {**settings["options"], "exchange": exchange or "ring"}
+    if settings["mode"] == "dgc-engine":
+        implementations.IMPLEMENTATIONS.remove(top_k_step.start_top_k_step)
     return tf_dgc.DGCOptimizer(sgd, **options)
 
 
