@@ -17,7 +17,7 @@ from common import kernels
 from tf_dgc.codecs.tensor_spec import TensorSpec
 from tf_dgc.compressors import num_sent
 from tf_dgc.steps import native, tensorflow_ops
-from tf_dgc.steps.plan import LocalStep, StepPlan
+from tf_dgc.steps.base import LocalStep, StepPlan
 
 NAMES = ("floor", "native", "tensorflow", "top_k")
 

@@ -8,7 +8,7 @@ from training.trainer import is_uncompressed
 
 import tf_dgc
 from tf_dgc.codecs.tensor_spec import TensorSpec
-from tf_dgc.steps.plan import plan_step
+from tf_dgc.steps.base import plan_step
 
 WARMUP = 0.2
 """Share of a run in which today's `dgc` warms up."""

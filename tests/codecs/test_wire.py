@@ -28,7 +28,7 @@ from tf_dgc.codecs.buffer import (
 from tf_dgc.codecs.tensor_spec import TensorSpec
 from tf_dgc.schedules import ScheduledSparsity
 from tf_dgc.steps import tensorflow_ops
-from tf_dgc.steps.plan import plan_step
+from tf_dgc.steps.base import plan_step
 
 VALUE_DTYPES = [
     *("float32", "float64", "bfloat16", "float16", "sign", "mxint8", "mxfp4")

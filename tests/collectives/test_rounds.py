@@ -9,7 +9,7 @@ from harness import Trainer, initial_weights, make_gradients
 import tf_dgc
 from tf_dgc import compressors
 from tf_dgc._internals import tf_collectives
-from tf_dgc.collectives import packing
+from tf_dgc.codecs.bits import num_bytes
 from tf_dgc.collectives.requests import AllGather, AllReduce, Result
 from tf_dgc.compressors.common import one_round
 from tf_dgc.testing import Simulation
@@ -74,7 +74,7 @@ def test_bytes_of_large_vectors(shape):
 
     @tf.function(input_signature=[tf.TensorSpec(shape)])
     def count(vector):
-        found = packing.num_bytes(vector)
+        found = num_bytes(vector)
         assert isinstance(found, int) == (None not in shape)
         return tf.cast(found, tf.int64)
 

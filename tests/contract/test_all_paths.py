@@ -21,7 +21,7 @@ from selection import rows
 import tf_dgc
 from tf_dgc import native_library
 from tf_dgc.schedules import PiecewiseConstantSparsity
-from tf_dgc.steps import generic_step, implementations, native, plan
+from tf_dgc.steps import base, generic_step, implementations, native
 
 SGD = keras.optimizers.SGD
 AdamW = keras.optimizers.AdamW
@@ -242,14 +242,14 @@ def traced_as(path, apart):
         if path == "composed"
         else implementations.IMPLEMENTATIONS
     )
-    worth = 0 if apart else plan._WORTH_A_COLLECTIVE
+    worth = 0 if apart else base._WORTH_A_COLLECTIVE
     with (
         mock.patch.object(native, "is_available", is_live),
         mock.patch.object(
             native, "rules_available", lambda variables: path == "native"
         ),
         mock.patch.object(implementations, "IMPLEMENTATIONS", chosen),
-        mock.patch.object(plan, "_WORTH_A_COLLECTIVE", worth),
+        mock.patch.object(base, "_WORTH_A_COLLECTIVE", worth),
     ):
         yield
 

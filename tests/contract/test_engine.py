@@ -21,7 +21,7 @@ from selection import rows
 
 import tf_dgc
 from tf_dgc import compressors, native_library
-from tf_dgc.steps import engine_step, generic_step, implementations, plan
+from tf_dgc.steps import base, engine_step, generic_step, implementations
 
 pytestmark = pytest.mark.skipif(
     native_library.load_library().library is None,
@@ -190,10 +190,10 @@ ALWAYS = [
 
 def make_path(strategy, case, chosen):
     """Trace with these kinds of steps."""
-    worth = 0 if case.apart else plan._WORTH_A_COLLECTIVE
+    worth = 0 if case.apart else base._WORTH_A_COLLECTIVE
     with (
         mock.patch.object(implementations, "IMPLEMENTATIONS", chosen),
-        mock.patch.object(plan, "_WORTH_A_COLLECTIVE", worth),
+        mock.patch.object(base, "_WORTH_A_COLLECTIVE", worth),
     ):
         return Path(strategy, functools.partial(make_optimizer, case))
 

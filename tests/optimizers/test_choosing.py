@@ -17,7 +17,7 @@ from tf_dgc.collectives.algorithm import run_together
 from tf_dgc.collectives.communicator import Communicator
 from tf_dgc.collectives.requests import SendRecv
 from tf_dgc.optimizers import autotune
-from tf_dgc.steps.plan import plan_step
+from tf_dgc.steps.base import plan_step
 from tf_dgc.testing import answer_all
 
 LARGE = [

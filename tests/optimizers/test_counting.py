@@ -11,9 +11,9 @@ from harness import SHAPES, Trainer, initial_weights, make_gradients, record_col
 import tf_dgc
 from tf_dgc import metrics
 from tf_dgc.codecs.tensor_spec import TensorSpec
+from tf_dgc.conditions import add_counts
 from tf_dgc.schedules import ScheduledSparsity
-from tf_dgc.smart_cond import add_counts
-from tf_dgc.steps.plan import plan_step
+from tf_dgc.steps.base import plan_step
 
 SIZES = [math.prod(s) for s in SHAPES]
 DENSE_BYTES = 4 * sum(SIZES)

@@ -10,7 +10,7 @@ import tensorflow as tf
 from tf_dgc import native_library
 from tf_dgc.codecs.tensor_spec import TensorSpec
 from tf_dgc.steps import native
-from tf_dgc.steps.plan import StepPlan
+from tf_dgc.steps.base import StepPlan
 
 
 @contextlib.contextmanager

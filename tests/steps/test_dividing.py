@@ -9,7 +9,7 @@ from tf_dgc import native_library
 from tf_dgc.codecs.tensor_spec import TensorSpec
 from tf_dgc.multiworker.worker_variables import PerWorkerVariable
 from tf_dgc.steps import native, tensorflow_ops
-from tf_dgc.steps.plan import LocalStep, StepPlan
+from tf_dgc.steps.base import LocalStep, StepPlan
 from tf_dgc.steps.preconditioning import Divisor, divisor_numbers
 
 pytestmark = pytest.mark.skipif(

@@ -15,7 +15,7 @@ from tf_dgc import native_library
 from tf_dgc.codecs import buffer
 from tf_dgc.codecs.tensor_spec import TensorSpec
 from tf_dgc.steps import native
-from tf_dgc.steps.plan import StepPlan
+from tf_dgc.steps.base import StepPlan
 
 pytestmark = pytest.mark.skipif(
     native_library.load_library().library is None,

@@ -9,7 +9,7 @@ from tf_dgc.codecs import buffer
 from tf_dgc.codecs.bits import to_words
 from tf_dgc.codecs.tensor_spec import TensorSpec
 from tf_dgc.steps import native
-from tf_dgc.steps.plan import StepPlan
+from tf_dgc.steps.base import StepPlan
 
 pytestmark = pytest.mark.skipif(
     native_library.load_library().library is None,

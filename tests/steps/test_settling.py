@@ -12,7 +12,7 @@ from tf_dgc.codecs.buffer import SelectedEntries
 from tf_dgc.codecs.tensor_spec import TensorSpec
 from tf_dgc.collectives.communicator import Communicator
 from tf_dgc.steps import native
-from tf_dgc.steps.plan import plan_step
+from tf_dgc.steps.base import plan_step
 
 SHAPES = [(40, 50), (5,), (60, 25)]
 SPARSITY = 0.99

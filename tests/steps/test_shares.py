@@ -15,7 +15,7 @@ from harness import (
 import tf_dgc
 from tf_dgc.codecs.tensor_spec import TensorSpec
 from tf_dgc.steps import native
-from tf_dgc.steps.plan import split_uncompressed
+from tf_dgc.steps.base import split_uncompressed
 
 SGD = keras.optimizers.SGD
 # At three workers the bias is worth a collective of its own.

@@ -48,6 +48,17 @@ def num_words_of(dtype: tf.DType, size: int) -> int:
     return words
 
 
+def num_entries(values: tf.Tensor) -> int | tf.Tensor:
+    """Return the size: an int if it is known statically, else a scalar int64 tensor."""
+    entries = values.shape.num_elements()
+    return tf.size(values, tf.int64) if entries is None else entries
+
+
+def num_bytes(values: tf.Tensor) -> int | tf.Tensor:
+    """Return the bytes: an int if known statically, else a scalar int64 tensor."""
+    return num_entries(values) * values.dtype.size
+
+
 def num_stream_words(bits: int | tf.Tensor) -> int | tf.Tensor:
     """Return the words of a stream of `bits` bits."""
     return (bits + 31) // 32

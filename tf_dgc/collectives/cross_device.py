@@ -30,9 +30,9 @@ from tf_dgc.collectives.requests import (
     group_members,
 )
 from tf_dgc.collectives.sparse_merge import FlatIndexSpace
+from tf_dgc.conditions import BoolOrTensor, smart_cond
 from tf_dgc.multiworker import chunks
 from tf_dgc.multiworker.positions import Group
-from tf_dgc.smart_cond import BoolOrTensor, smart_cond
 
 Outcome = TypeVar("Outcome")
 Tensors: TypeAlias = tuple[tf.Tensor, ...]

@@ -13,6 +13,7 @@ import tensorflow as tf
 
 from tf_dgc.arguments import show
 from tf_dgc.codecs import buffer, checks
+from tf_dgc.codecs.bits import num_bytes, num_entries
 from tf_dgc.collectives.requests import (
     Aggregation,
     AllGather,
@@ -160,17 +161,6 @@ class AllGatherPack:
         )
         parts = tf.split(words, self._sizes, axis=1)
         return dict(zip(self._words, parts, strict=True)), nonfinite
-
-
-def num_entries(values: tf.Tensor) -> int | tf.Tensor:
-    """Return an int if it is known statically, else a scalar int64 tensor."""
-    entries = values.shape.num_elements()
-    return tf.size(values, tf.int64) if entries is None else entries
-
-
-def num_bytes(values: tf.Tensor) -> int | tf.Tensor:
-    """Return an int if it is known statically, else a scalar int64 tensor."""
-    return num_entries(values) * values.dtype.size
 
 
 def round_fingerprint(round_number: int, signatures: Sequence[str]) -> int:

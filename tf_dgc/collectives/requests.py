@@ -10,7 +10,7 @@ from typing import NamedTuple, TypeAlias
 import tensorflow as tf
 
 from tf_dgc.codecs.tensor_spec import TensorSpec
-from tf_dgc.smart_cond import BoolOrTensor
+from tf_dgc.conditions import BoolOrTensor
 
 Group: TypeAlias = tuple[int, ...] | None
 """Indices of the participating workers, ascending; None for all workers."""

@@ -10,7 +10,7 @@ from tf_dgc.codecs import buffer, value_types
 from tf_dgc.codecs.buffer import SelectedEntries
 from tf_dgc.codecs.checks import hold_per_worker
 from tf_dgc.collectives.requests import BufferLayout
-from tf_dgc.smart_cond import add_counts
+from tf_dgc.conditions import add_counts
 
 
 def merge_buffers(

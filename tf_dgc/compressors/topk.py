@@ -5,7 +5,7 @@ Lin et al., ICLR 2018, section 3.1 (gradient sparsification).
 
 import math
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, TypeGuard
 
 import keras
 import tensorflow as tf
@@ -15,7 +15,7 @@ from tf_dgc._internals import tracing
 from tf_dgc.arguments import show
 from tf_dgc.codecs import value_types
 from tf_dgc.collectives.requests import Aggregation
-from tf_dgc.compressors.base import NativeMethod, Sparsifier
+from tf_dgc.compressors.base import Compressor, NativeMethod, Sparsifier
 from tf_dgc.compressors.common import sparse
 from tf_dgc.compressors.common.largest import top_k, top_k_of
 from tf_dgc.compressors.random_keys import RandomKeys, tie_break_key
@@ -126,6 +126,14 @@ class TopK(Sparsifier):
         """Return the constructor's arguments."""
         sparsity = schedules.sparsity_config(self.sparsity)
         return {"sparsity": sparsity, "value_dtype": self.value_dtype}
+
+
+def is_top_k(compressor: Compressor) -> TypeGuard[TopK]:
+    """Return whether a method is `TopK` itself, which has a step of its own.
+
+    A subclass may send other entries, so it takes the steps of the other methods.
+    """
+    return type(compressor) is TopK
 
 
 def num_sent(size: int, sparsity: float | tf.Tensor) -> int | tf.Tensor:

@@ -8,13 +8,13 @@ import numpy as np
 import tensorflow as tf
 
 from tf_dgc import clipping
+from tf_dgc.conditions import BoolOrTensor, smart_cond
 from tf_dgc.local.rounds import RoundCounter
 from tf_dgc.local.synchronizer import Synchronizer, assign_weights
 from tf_dgc.multiworker import divergence
 from tf_dgc.multiworker.worker_variables import ReplicaCopies, SharedVariable
 from tf_dgc.optimizers.state import OptimizerState
 from tf_dgc.optimizers.update import apply_update
-from tf_dgc.smart_cond import BoolOrTensor, smart_cond
 from tf_dgc.steps import accumulation, implementations
 from tf_dgc.steps.base import StepInputs, StepOutcome
 

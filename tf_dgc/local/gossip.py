@@ -14,12 +14,12 @@ from tf_dgc.codecs.tensor_spec import TensorSpec
 from tf_dgc.collectives import CollectiveAlgorithm, Gossip, Rank
 from tf_dgc.collectives.neighbors import gather_from_neighbors
 from tf_dgc.compressors import Compressor, NoCompression
+from tf_dgc.conditions import add_counts
 from tf_dgc.local.rounds import RoundCounter
 from tf_dgc.local.synchronizer import Synchronizer, assign_weights
 from tf_dgc.multiworker.consensus import wait_for_workers
 from tf_dgc.multiworker.worker_variables import PerWorkerVariable
 from tf_dgc.optimizers.state import OptimizerState
-from tf_dgc.smart_cond import add_counts
 from tf_dgc.steps.generic_step import StateTensors
 from tf_dgc.steps.neighbors import NeighborCoder, NeighborMessage
 from tf_dgc.steps.state import initial_value

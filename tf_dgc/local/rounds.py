@@ -6,10 +6,9 @@ import keras
 import numpy as np
 import tensorflow as tf
 
-from tf_dgc import schedules
+from tf_dgc import conditions, schedules
+from tf_dgc.conditions import BoolOrTensor
 from tf_dgc.multiworker.worker_variables import ReplicaCopies
-from tf_dgc.optimizers import conditions
-from tf_dgc.smart_cond import BoolOrTensor
 
 _CALLS, _IN_ROUND, _ROUNDS, _SKIPPED, _RESETS, _SINCE_CONSENSUS, _PENDING = range(7)
 

@@ -17,6 +17,7 @@ from tf_dgc.multiworker.workers import (
     other_names,
     own_name,
     timeout_seconds,
+    tracing_timeout_seconds,
 )
 
 _ANSWER_SECONDS = 2.0
@@ -84,6 +85,24 @@ def require_equal(
         ]
     if differences:
         raise ValueError(f"{message} Differences:\n" + "\n".join(differences))
+
+
+def require_equal_while_tracing(
+    strategy: tf.distribute.Strategy,
+    describe: Callable[[], dict[str, Any]],
+    message: str,
+    purpose: str,
+) -> None:
+    """Call `require_equal` where workers may trace for a long time first.
+
+    The watch ends the wait if a worker does not come, as in a collective.
+    """
+    watch = getattr(strategy, "_tf_dgc_watch", None)
+    if watch is not None:
+        with watch.waiting(purpose):
+            # Longer than the watch waits, because its error names the worker.
+            seconds = tracing_timeout_seconds() + 2 * timeout_seconds()
+            require_equal(strategy, describe, message, purpose, seconds)
 
 
 def exchange_texts(

@@ -14,8 +14,8 @@ import numpy as np
 import tensorflow as tf
 
 from tf_dgc.arguments import check_whole, show
+from tf_dgc.conditions import BoolOrTensor, smart_cond
 from tf_dgc.multiworker import consensus, workers
-from tf_dgc.smart_cond import BoolOrTensor, smart_cond
 
 _BYTES = 4  # of a checksum
 _MAX_LISTED = 5  # variables; more are counted

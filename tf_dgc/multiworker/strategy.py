@@ -3,8 +3,8 @@
 import atexit
 import contextlib
 import time
-from collections.abc import Callable, Iterator
-from typing import Any, TypeAlias, TypeVar
+from collections.abc import Iterator
+from typing import TypeAlias, TypeVar
 
 import tensorflow as tf
 
@@ -168,24 +168,6 @@ def prepare(strategy: Strategy) -> Strategy:
         tf_collectives.allow_conditions(strategy)
         tf_collectives.check_updates(strategy, _reject_variable_of_other_scope)
     return strategy
-
-
-def require_equal_while_tracing(
-    strategy: tf.distribute.Strategy,
-    describe: Callable[[], dict[str, Any]],
-    message: str,
-    purpose: str,
-) -> None:
-    """Call `consensus.require_equal` where workers may trace for a long time first.
-
-    The watch ends the wait if a worker does not come, as in a collective.
-    """
-    watch: Watch | None = getattr(strategy, "_tf_dgc_watch", None)
-    if watch is not None:
-        with watch.waiting(purpose):
-            # Longer than the watch waits, because its error names the worker.
-            seconds = workers.tracing_timeout_seconds() + 2 * workers.timeout_seconds()
-            consensus.require_equal(strategy, describe, message, purpose, seconds)
 
 
 def creating_zero_variables(

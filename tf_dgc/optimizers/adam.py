@@ -11,19 +11,16 @@ from tf_dgc.codecs import value_types
 from tf_dgc.collectives.communicator import Communicator
 from tf_dgc.collectives.requests import AllGather, AllReduce, AllToAll
 from tf_dgc.compressors import Compressor
+from tf_dgc.conditions import BoolOrTensor, cond_in_all_replicas, smart_cond
 from tf_dgc.multiworker.worker_variables import PerWorkerVariable
 from tf_dgc.optimizers import adam_variants
 from tf_dgc.optimizers.adam_sampling import CorrelationSample, add_sample
 from tf_dgc.optimizers.adam_transition import TransitionToSparse, transfer_adam_state
 from tf_dgc.optimizers.adam_variants import AdamVariant
-from tf_dgc.optimizers.conditions import cond_in_all_replicas
 from tf_dgc.optimizers.update import pack_hyperparameters
-from tf_dgc.smart_cond import BoolOrTensor, smart_cond
 from tf_dgc.steps import native, preconditioning
-from tf_dgc.steps.base import StepInputs, StepOutcome
-from tf_dgc.steps.native import UpdateRule
+from tf_dgc.steps.base import StepInputs, StepOutcome, UpdateRule, WorkerState
 from tf_dgc.steps.preconditioning import Divisor
-from tf_dgc.steps.state import WorkerState
 
 
 class AdamCorrection:

@@ -14,13 +14,12 @@ import numpy as np
 import tensorflow as tf
 
 from tf_dgc.codecs.tensor_spec import TensorSpec
+from tf_dgc.conditions import BoolOrTensor
 from tf_dgc.multiworker.worker_variables import PerWorkerVariable, SharedVariable
-from tf_dgc.smart_cond import BoolOrTensor
 from tf_dgc.steps import preconditioning
 from tf_dgc.steps.accumulation import take_rows
-from tf_dgc.steps.base import StepInputs
+from tf_dgc.steps.base import StepInputs, WorkerState
 from tf_dgc.steps.preconditioning import Divisor
-from tf_dgc.steps.state import WorkerState
 
 _ENTRIES = 8  # sampled per tensor and step
 _DECAY = 0.99  # of the moving averages, per step

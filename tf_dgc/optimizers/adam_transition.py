@@ -15,14 +15,13 @@ import tensorflow as tf
 from tf_dgc import metrics
 from tf_dgc.codecs.tensor_spec import TensorSpec
 from tf_dgc.compressors import Compressor, TopK
+from tf_dgc.conditions import BoolOrTensor
 from tf_dgc.multiworker.worker_variables import PerWorkerVariable
 from tf_dgc.optimizers.adam_sampling import CorrelationSample
-from tf_dgc.smart_cond import BoolOrTensor
 from tf_dgc.steps import preconditioning, top_k_step
 from tf_dgc.steps.accumulation import scaled_dense_gradients
-from tf_dgc.steps.base import StepInputs
+from tf_dgc.steps.base import StepInputs, WorkerState
 from tf_dgc.steps.preconditioning import Divisor
-from tf_dgc.steps.state import WorkerState
 
 
 class TransitionToSparse:

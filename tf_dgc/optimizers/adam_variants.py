@@ -8,7 +8,7 @@ import numpy as np
 import tensorflow as tf
 
 from tf_dgc._internals import keras_rules
-from tf_dgc.smart_cond import BoolOrTensor
+from tf_dgc.conditions import BoolOrTensor
 from tf_dgc.steps import preconditioning
 from tf_dgc.steps.base import StepInputs
 from tf_dgc.steps.preconditioning import LookAhead

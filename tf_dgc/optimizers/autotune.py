@@ -32,11 +32,11 @@ from tf_dgc.collectives.cost_model import TransferTimes, first_of_the_fastest
 from tf_dgc.collectives.requests import AllGather, BufferLayout, Primitive, SendRecv
 from tf_dgc.compressors import Compressor, Float16, ScaleCom, TopK
 from tf_dgc.compressors.common.one_round import TwoRounds
+from tf_dgc.compressors.topk import is_top_k
 from tf_dgc.multiworker import consensus, workers
 from tf_dgc.optimizers.inner_hyperparameters import InnerHyperparameters
-from tf_dgc.steps import native, tensorflow_ops
-from tf_dgc.steps import plan as plans
-from tf_dgc.steps.plan import StepPlan
+from tf_dgc.steps import base, native, tensorflow_ops
+from tf_dgc.steps.base import StepPlan
 
 
 @dataclasses.dataclass(frozen=True)
@@ -124,7 +124,7 @@ def decide_algorithm(
             seconds[algorithm.name] = predict_seconds(
                 algorithm, sizes, num_workers, links
             )
-    if auto.dense and type(compressor) is TopK and keeps_residual:
+    if auto.dense and is_top_k(compressor) and keeps_residual:
         dense = Float16()
         sizes = request_sizes(dense, tensors, num_workers)
         rounding = sizes[-1].num_bytes * links.rounding
@@ -145,7 +145,7 @@ def request_sizes(
     compressor: Compressor, tensors: Sequence[TensorSpec], num_workers: int
 ) -> list[RequestSize]:
     """Return the sizes of a step's requests; none if they depend on the gradients."""
-    if type(compressor) is TopK:
+    if is_top_k(compressor):
         return _top_k_request_sizes(compressor, tensors, num_workers)
     tensor_bytes: Any = [
         compressor.bytes(t.shape, t.dtype) for t in tensors if not t.uncompressed
@@ -155,7 +155,7 @@ def request_sizes(
     kind = "sum" if compressor.aggregation == "sum" else "gather"
     uncompressed = sum(t.size * t.dtype.size for t in tensors if t.uncompressed)
     if kind == "gather":
-        separate = len(plans.split_uncompressed(tensors, num_workers)) > 1
+        separate = len(base.split_uncompressed(tensors, num_workers)) > 1
     else:  # sums of one dtype are one collective
         first_sum_has_other_dtype = isinstance(compressor, (Float16, ScaleCom))
         separate = first_sum_has_other_dtype or any(
@@ -176,11 +176,11 @@ def _top_k_request_sizes(
 ) -> list[RequestSize]:
     sparsity = schedules.final_sparsity(compressor.sparsity)
     sizes = []
-    for indices in plans.split_uncompressed(tensors, num_workers):
+    for indices in base.split_uncompressed(tensors, num_workers):
         layout = [
             tensors[i]._replace(value_dtype=compressor.value_dtype) for i in indices
         ]
-        plan = plans.plan_step(layout, sparsity, num_workers)
+        plan = base.plan_step(layout, sparsity, num_workers)
         sizes.append(RequestSize("sum" if plan.dense else "entries", plan.num_bytes))
     return sizes
 

@@ -1,5 +1,6 @@
 """Base class of the optimizers that wrap another one, with what Keras requires."""
 
+import inspect
 import itertools
 import warnings
 import zlib
@@ -16,19 +17,36 @@ from tf_dgc._internals import (
     optimizer_copies,
     save_hooks,
 )
+from tf_dgc._internals.optimizer_copies import NameReference
+from tf_dgc.arguments import show
 from tf_dgc.multiworker import consensus, keras_saving, worker_parts
 from tf_dgc.multiworker.worker_variables import (
     SAME_CHECKPOINT,
     PerWorkerVariable,
     ReplicaCopies,
 )
-from tf_dgc.optimizers import inner_hyperparameters
 from tf_dgc.optimizers.inner_hyperparameters import (
     InnerHyperparameters,
     Serialize,
-    delegated_setting,
+    check_settings,
+    describe,
     describe_constructor,
+    settings_of_optimizer,
 )
+
+
+def _delegated_setting(name: str) -> Any:
+    """Return a property of a wrapper that reads and sets one of `SHARED_SETTINGS`."""
+
+    def read(wrapper: Any) -> Any:
+        return wrapper.read_setting(name)
+
+    def change(wrapper: Any, value: Any) -> None:
+        # Keras's constructor sets these before there is an inner optimizer.
+        if hasattr(wrapper, "inner_optimizer"):
+            wrapper.change_setting(name, value)
+
+    return property(read, change, doc=f"`{name}` of the inner optimizer.")
 
 
 class OptimizerWrapper(save_hooks.CheckpointHooks):
@@ -52,15 +70,15 @@ class OptimizerWrapper(save_hooks.CheckpointHooks):
     fixed: Set[str] = frozenset()  # constructor arguments that cannot change
     steps_locally = False  # whether the inner optimizer takes local steps
 
-    weight_decay = delegated_setting("weight_decay")
-    clipnorm = delegated_setting("clipnorm")
-    global_clipnorm = delegated_setting("global_clipnorm")
-    clipvalue = delegated_setting("clipvalue")
-    use_ema = delegated_setting("use_ema")
-    ema_momentum = delegated_setting("ema_momentum")
-    ema_overwrite_frequency = delegated_setting("ema_overwrite_frequency")
-    loss_scale_factor = delegated_setting("loss_scale_factor")
-    gradient_accumulation_steps = delegated_setting("gradient_accumulation_steps")
+    weight_decay = _delegated_setting("weight_decay")
+    clipnorm = _delegated_setting("clipnorm")
+    global_clipnorm = _delegated_setting("global_clipnorm")
+    clipvalue = _delegated_setting("clipvalue")
+    use_ema = _delegated_setting("use_ema")
+    ema_momentum = _delegated_setting("ema_momentum")
+    ema_overwrite_frequency = _delegated_setting("ema_overwrite_frequency")
+    loss_scale_factor = _delegated_setting("loss_scale_factor")
+    gradient_accumulation_steps = _delegated_setting("gradient_accumulation_steps")
 
     def __init__(
         self,
@@ -100,9 +118,7 @@ class OptimizerWrapper(save_hooks.CheckpointHooks):
             ValueError: for values that the constructor rejects too; if the optimizer is
                 built, for `use_ema` and `gradient_accumulation_steps`.
         """
-        inner_hyperparameters.check_setting_change(
-            self, name, value, self.steps_locally
-        )
+        _check_setting_change(self, name, value, self.steps_locally)
         if name in self._hyperparameters.values:
             self._hyperparameters.values[name] = value
         else:
@@ -183,7 +199,7 @@ class OptimizerWrapper(save_hooks.CheckpointHooks):
             variable.assign(weight)
 
     def __setattr__(self, name: str, value: Any) -> None:
-        inner_hyperparameters.check_attribute(self, name, value, self.fixed)
+        _check_attribute(self, name, value, self.fixed)
         super().__setattr__(name, value)
 
     def __repr__(self) -> str:
@@ -205,7 +221,7 @@ class OptimizerWrapper(save_hooks.CheckpointHooks):
         """
         for optimizer in self.wrapped_optimizers:
             for reference in optimizer_copies.name_references(optimizer):
-                inner_hyperparameters.check_reference(self, reference)
+                _check_reference(self, reference)
 
     def skips_build(self, variables: Sequence[keras.Variable]) -> bool:
         """Whether Keras is loading a model without trainable variables.
@@ -366,7 +382,7 @@ class OptimizerWrapper(save_hooks.CheckpointHooks):
 
     def describe_config(self) -> dict[str, Any]:
         """Return `get_config`, with a description of objects that have no config."""
-        return self.collect_config(inner_hyperparameters.describe)
+        return self.collect_config(describe)
 
     def collect_config(self, serialize: Serialize) -> dict[str, Any]:
         """Return the constructor's arguments, each converted by `serialize`."""
@@ -400,6 +416,80 @@ class OptimizerWrapper(save_hooks.CheckpointHooks):
             )
         config = keras.saving.serialize_keras_object(self)
         return keras.saving.deserialize_keras_object, (config,)
+
+
+# Changed settings and attributes
+
+
+def _check_setting_change(
+    optimizer: keras.optimizers.Optimizer, name: str, value: Any, steps_locally: bool
+) -> None:
+    """Raise `ValueError` if one of `SHARED_SETTINGS` cannot be set to a value."""
+    check_settings({**settings_of_optimizer(optimizer), name: value}, steps_locally)
+    if name == "gradient_accumulation_steps" and optimizer.built:
+        raise ValueError(
+            "`gradient_accumulation_steps` cannot be changed any more: the variables "
+            "for it are created when the optimizer is built. Pass it to the inner "
+            f"optimizer. Received: gradient_accumulation_steps={show(value)}"
+        )
+    if name == "use_ema" and optimizer.built and bool(value) != bool(optimizer.use_ema):
+        raise ValueError(
+            "`use_ema` cannot be changed any more: the averages are created when the "
+            "optimizer is built. Pass it to the inner optimizer, for example "
+            f"`SGD(0.1, use_ema=True)`. Received: use_ema={show(value)}"
+        )
+
+
+def _check_attribute(
+    wrapper: keras.optimizers.Optimizer, name: str, value: Any, fixed: Set[str]
+) -> None:
+    """Raise `AttributeError` where setting an attribute would have no effect.
+
+    Constructor arguments in `fixed` cannot change.
+    """
+    if name.startswith("_"):
+        return
+    class_name, attributes = type(wrapper).__name__, vars(wrapper)
+    if name in fixed and name in attributes:
+        raise AttributeError(
+            f"`{name}` cannot be changed any more: it is a constructor argument, which "
+            "the workers have compared. Make another one: "
+            f"`{class_name}(..., {name}=...)`. Received: {name}={show(value)}, instead "
+            f"of {show(attributes[name])}"
+        )
+    inner = attributes.get("inner_optimizer")
+    if not inner or name in fixed or name in attributes or hasattr(type(wrapper), name):
+        return
+    if name in inspect.signature(type(inner)).parameters:
+        raise AttributeError(
+            f"`{name}` is a constructor argument of the inner optimizer, which "
+            f"{class_name} has already read. Make another one with a new inner "
+            f"optimizer. Received: {name}={show(value)}"
+        )
+    if hasattr(inner, name):
+        raise AttributeError(
+            f"`{name}` is an attribute of the inner optimizer, which {class_name} does "
+            f"not read. Set `optimizer.inner_optimizer.{name} = ...`. "
+            f"Received: {name}={value!r}"
+        )
+
+
+def _check_reference(
+    wrapper: keras.optimizers.Optimizer, reference: NameReference
+) -> None:
+    """Raise `ValueError` if a function reads the user's optimizer, not its copy."""
+    if not reference.holds:
+        return
+    class_name = type(wrapper).__name__
+    raise ValueError(
+        f"The function `{reference.attribute}` of the inner optimizer reads the global "
+        f"name {reference.name!r}, the optimizer that was passed to {class_name}. "
+        f"{class_name} copies it, and only the copy takes steps. Assign the "
+        f"{class_name} to that name, so that the function reads its `iterations` and "
+        "the like; or pass a `keras.optimizers.schedules.LearningRateSchedule`, which "
+        "is called with the iterations. Received: "
+        f"{reference.function.__qualname__!r} of {reference.function.__module__}"
+    )
 
 
 # The description of a saved state

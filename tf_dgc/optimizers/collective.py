@@ -8,7 +8,7 @@ import keras
 import tensorflow as tf
 
 from tf_dgc import metrics
-from tf_dgc._internals import keras_optimizers
+from tf_dgc._internals import keras_optimizers, tf_collectives, tracing
 from tf_dgc.codecs.tensor_spec import TensorSpec
 from tf_dgc.collectives import CollectiveAlgorithm
 from tf_dgc.collectives.communicator import Communicator
@@ -25,7 +25,7 @@ from tf_dgc.optimizers.state import (
     compare_workers,
     create_state,
 )
-from tf_dgc.steps.state import MethodState
+from tf_dgc.steps.base import MethodState
 
 
 class CollectiveOptimizer(OptimizerWrapper):
@@ -103,7 +103,7 @@ class CollectiveOptimizer(OptimizerWrapper):
         if self.built or self.skips_build(variables):
             return
         variables = keras_optimizers.distinct_variables(self, variables)
-        validation.check_scope(self, self._strategy, variables, "build")
+        _check_scope(self, self._strategy, variables, "build")
         self.check_variables(variables)
         self.check_copies()
         use_native = compare_workers(
@@ -161,8 +161,8 @@ class CollectiveOptimizer(OptimizerWrapper):
             ValueError: outside the replica context of the optimizer's strategy, and
                 for variables the optimizer was not built with.
         """
-        validation.check_scope(self, self._strategy, trainable_variables or (), "apply")
-        validation.check_in_replica(self.num_workers)
+        _check_scope(self, self._strategy, trainable_variables or (), "apply")
+        _check_in_replica(self.num_workers)
         grads, variables = gradients.match_gradients(self, grads, trainable_variables)
         if grads:
             assert self.state is not None  # `match_gradients` builds the optimizer
@@ -250,3 +250,91 @@ class CollectiveOptimizer(OptimizerWrapper):
             optimizer.settings, exclusions=exclusions
         )
         return optimizer
+
+
+# --- Context of a call ----------------------------------------------------------------
+
+
+def _check_scope(
+    optimizer: keras.optimizers.Optimizer,
+    strategy: tf.distribute.Strategy,
+    variables: Sequence[Any],
+    method: str,
+) -> None:
+    """Raise `ValueError` unless optimizer, model and call belong to one strategy.
+
+    The optimizer was created in the scope of `strategy`, and `method` is called.
+    """
+    created_in_scope = strategy.extended.variable_created_in_scope
+    foreign = next((v for v in variables if not created_in_scope(_value(v))), None)
+    current = tf.distribute.get_strategy()
+    if foreign is None and current is strategy:
+        return
+    class_name = type(optimizer).__name__
+    if foreign is None:
+        foreign_strategy = None
+        received = (
+            f"Received: a {class_name} created {_where(strategy)}, and `{method}` "
+            f"called {_where(current)}"
+        )
+    else:
+        foreign_strategy = getattr(_value(foreign), "distribute_strategy", None)
+        received = (
+            f"Received: variable {getattr(foreign, 'path', foreign.name)} created "
+            f"{_where(foreign_strategy)}, and a {class_name} created {_where(strategy)}"
+        )
+    if tf_collectives.is_default(strategy):
+        raise ValueError(
+            f"This {class_name} was created outside of `strategy.scope()`, and the "
+            f"model within it. Move the call of `{class_name}(...)`, or of the "
+            "function that returns it, into `with strategy.scope():`, with the "
+            f"strategy of the model. {received}"
+        )
+    if foreign is None:
+        raise ValueError(
+            f"`{method}` was called outside of the strategy in whose scope this "
+            f"{class_name} and the model were created. Call `build` within "
+            "`with strategy.scope():`, and `apply` or `apply_gradients` in a function "
+            f"that is passed to `strategy.run`. {received}"
+        )
+    if tf_collectives.is_default(foreign_strategy):
+        raise ValueError(
+            "The model was created outside of `strategy.scope()`, and this "
+            f"{class_name} within it. Move the call that creates the model, such as "
+            "`keras.Sequential(...)`, `keras.Model(...)` or "
+            "`keras.models.load_model(...)`, into `with strategy.scope():`, with the "
+            f"strategy of the optimizer. {received}"
+        )
+    raise ValueError(
+        f"The model and this {class_name} were created under different strategies. "
+        "Create one strategy, and create both within its `with strategy.scope():`. "
+        f"{received}"
+    )
+
+
+def _check_in_replica(num_workers: int) -> None:
+    """Raise `ValueError` outside of replica context, and for collectives in XLA."""
+    if num_workers > 1 and tracing.in_xla_context():
+        raise ValueError(
+            "XLA compiles this step (`jit_compile=True`), and an exchange between "
+            "workers is nothing that it can compile. Compile the model, and "
+            "`tf.function`s, with `jit_compile=False`. Received: a step of "
+            f"{num_workers} workers"
+        )
+    if tf.distribute.in_cross_replica_context():
+        raise ValueError(
+            "`apply` and `apply_gradients` must be called in replica context: within "
+            "a function passed to `strategy.run`."
+        )
+
+
+def _value(variable: Any) -> Any:
+    return variable.value if isinstance(variable, keras.Variable) else variable
+
+
+def _where(strategy: tf.distribute.Strategy | None) -> str:
+    """Return in which scope something was created or called."""
+    if strategy is None or tf_collectives.is_default(strategy):
+        return "outside of any scope"
+    number = strategy.num_replicas_in_sync
+    return f"in the scope of a {type(strategy).__name__} of {number} replicas"

@@ -10,20 +10,19 @@ from tf_dgc._internals import keras_optimizers, tracing
 from tf_dgc.collectives import CollectiveAlgorithm
 from tf_dgc.collectives.communicator import Communicator
 from tf_dgc.compressors import Compressor
-from tf_dgc.metrics import Staleness
+from tf_dgc.conditions import add_counts
 from tf_dgc.multiworker import divergence
 from tf_dgc.multiworker.strategy import prepare
 from tf_dgc.multiworker.worker_variables import PerWorkerVariable
-from tf_dgc.optimizers import autotune, gradients, step_inputs, validation
+from tf_dgc.optimizers import autotune, gradients, validation
 from tf_dgc.optimizers.collective import CollectiveOptimizer
 from tf_dgc.optimizers.inner import extract_hyperparameters, get_inner_optimizer
 from tf_dgc.optimizers.state import CompressionSettings, OptimizerState
 from tf_dgc.optimizers.unsupported import check_inner_rule
 from tf_dgc.optimizers.update import apply_update
-from tf_dgc.smart_cond import add_counts
-from tf_dgc.steps.base import StepInputs
+from tf_dgc.steps.base import StepInputs, split_uncompressed
 from tf_dgc.steps.implementations import StepBucket, run_step
-from tf_dgc.steps.plan import split_uncompressed
+from tf_dgc.steps.staleness import Staleness
 
 
 @keras.saving.register_keras_serializable(package="tf_dgc")
@@ -236,7 +235,7 @@ class CompressedOptimizer(CollectiveOptimizer):
             communicator, grads, variables
         )
         if not variables:  # which Keras counts as a step
-            self.iterations.assign_add(1)
+            self.inner_optimizer.iterations.assign_add(1)
             metrics.count_step(
                 state.worker_state.counters,
                 entries=0,
@@ -251,7 +250,7 @@ class CompressedOptimizer(CollectiveOptimizer):
         check = divergence.create_check(
             self._strategy,
             variables,
-            self.iterations.value,
+            self.inner_optimizer.iterations.value,
             self.check_every,
             self.on_divergence,
         )
@@ -264,7 +263,7 @@ class CompressedOptimizer(CollectiveOptimizer):
             outcome,
             variables,
             state.use_native,
-            state.rule,
+            state.adam.variant.native_rule if state.adam else None,
             self.settings.hyperparameters.scales_by_learning_rate,
         )
         moment_bytes = state.adam.synchronize(communicator) if state.adam else 0
@@ -282,17 +281,21 @@ class CompressedOptimizer(CollectiveOptimizer):
     ) -> StepInputs:
         """Clip and scale gradients, and return the step's inputs."""
         settings = self.settings
-        clipped, scales = step_inputs.clip_gradients(
-            settings, grads, variables, self.num_workers, self.loss_scale_factor
+        clipped, scales = gradients.clip_gradients(
+            settings,
+            grads,
+            variables,
+            self.num_workers,
+            settings.hyperparameters.loss_scale,
         )
-        inputs = step_inputs.create_inputs(
+        inputs = gradients.create_inputs(
             settings,
             clipped,
             scales,
             [keras_optimizers.variable_index(self, v) for v in variables],
             state.worker_state,
             compressor=state.tuned.compressor,
-            iteration=self.iterations.value,
+            iteration=self.inner_optimizer.iterations.value,
             worker=tf.distribute.get_replica_context().replica_id_in_sync_group,
             num_workers=self.num_workers,
             drops_entries=self.communicator.drops_entries,
@@ -300,7 +303,9 @@ class CompressedOptimizer(CollectiveOptimizer):
             machine=self.communicator.node_workers(),
         )
         if settings.hyperparameters.scales_by_learning_rate:
-            inputs = step_inputs.scale_by_learning_rate(inputs, self.learning_rate)
+            inputs = gradients.scale_by_learning_rate(
+                inputs, self.inner_optimizer.learning_rate
+            )
         if state.adam:
             inputs = state.adam.precondition(inputs)
         return inputs

@@ -1,5 +1,10 @@
-"""Gradients on their way into a step: matched, compared, accumulated, overwriting."""
+"""From the arguments of `apply` to the inputs of a step.
 
+Pairs gradients with variables, compares workers, assigns variables that their gradient
+overwrites, clips the gradients, and scales them by the learning rate.
+"""
+
+import dataclasses
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -7,18 +12,26 @@ import keras
 import numpy as np
 import tensorflow as tf
 
-from tf_dgc import metrics
+from tf_dgc import clipping, schedules
 from tf_dgc._internals import keras_optimizers
-from tf_dgc.codecs.bits import to_words
-from tf_dgc.codecs.tensor_spec import TensorSpec
+from tf_dgc.clipping import Scale
+from tf_dgc.codecs.bits import num_bytes, to_words
 from tf_dgc.collectives.communicator import Communicator
-from tf_dgc.collectives.packing import num_bytes
 from tf_dgc.collectives.requests import AllGather
+from tf_dgc.compressors import Compressor
 from tf_dgc.compressors.common.one_round import from_words
-from tf_dgc.multiworker.strategy import require_equal_while_tracing
-from tf_dgc.multiworker.worker_variables import PerWorkerVariable
-from tf_dgc.optimizers import conditions
-from tf_dgc.steps import accumulation
+from tf_dgc.conditions import BoolOrTensor
+from tf_dgc.multiworker.consensus import require_equal_while_tracing
+from tf_dgc.optimizers.inner_hyperparameters import InnerHyperparameters
+from tf_dgc.steps import accumulation, native, tensorflow_ops
+from tf_dgc.steps.accumulation import Gradient, gradient_values, to_rows
+from tf_dgc.steps.base import StepInputs, WorkerState
+
+# From this sparsity on, masking takes less than a tenth of an entry's momentum.
+MASKED_FROM_SPARSITY = 0.99
+
+
+# --- Matching ------------------------------------------------------------------------
 
 
 def match_gradients(
@@ -194,123 +207,6 @@ def _shape_of(gradient: Any) -> tf.TensorShape:
     )
 
 
-# --- Gradient accumulation ----------------------------------------------------------
-
-
-class GradientAccumulation:
-    """Sums each worker's gradients over several calls, like Keras's optimizers.
-
-    As in Keras, the learning rate depends on the number of calls, and moving averages
-    are updated in every call. Workers communicate only in the last call of a step. The
-    sum contains gradients that are not finite; the step handles them as usual.
-
-    Args:
-        number: number of calls per step.
-        tensors: descriptions of the tensors of the model.
-        variables: variables of the model.
-
-    Raises:
-        ValueError: for variables that their gradient overwrites.
-
-    Attributes:
-        sums: variable of each tensor, the sum over this step's calls.
-        calls: variable, number of this step's calls, scalar int64, equal on all
-            workers.
-        total: variable, number of calls of all steps, likewise. A restored run may have
-            another number of calls per step.
-    """
-
-    def __init__(
-        self,
-        number: int,
-        tensors: Sequence[TensorSpec],
-        variables: Sequence[keras.Variable],
-    ):
-        overwritten = filter(keras_optimizers.overwrites_with_gradient, variables)
-        if names := [v.path for v in overwritten]:
-            raise ValueError(
-                "Scales of float8 layers take a new value in every call, and "
-                "`gradient_accumulation_steps` has a step of several. Leave one of "
-                f"both out. Received: gradient_accumulation_steps={number}, {names}"
-            )
-        self._number = number
-        self.sums = [
-            PerWorkerVariable(t.shape, t.dtype.name, f"{i}_accumulated")
-            for i, t in enumerate(tensors)
-        ]
-        self.calls = metrics.create_count("accumulated_calls")
-        self.total = metrics.create_count("all_calls")
-
-    @property
-    def variables(self) -> list[keras.Variable]:
-        """All variables."""
-        return [*self.sums, self.calls, self.total]
-
-    def count_calls_for_learning_rate(self, inner: keras.optimizers.Optimizer) -> None:
-        """Make the inner optimizer's learning rate depend on the number of calls."""
-        keras_optimizers.count_rate_by_calls(
-            inner, lambda: tf.convert_to_tensor(self.total.value)
-        )
-
-    def call(
-        self,
-        inner: keras.optimizers.Optimizer,
-        indices: Sequence[int],
-        grads: Sequence[Any],
-        variables: Sequence[keras.Variable],
-        step: Callable[[list[tf.Tensor]], None],
-    ) -> None:
-        """Add gradients, and take the step in its last call; in replica context.
-
-        Args:
-            inner: inner optimizer.
-            indices: index of each variable among the tensors.
-            grads: gradients of the variables, none missing.
-            variables: variables of the model.
-            step: function that takes the step with the mean gradients.
-        """
-        for index, gradient in zip(indices, grads, strict=True):
-            _add(self.sums[index], gradient)
-        calls = tf.convert_to_tensor(self.calls.value) + 1
-        is_last = tf.greater_equal(calls, self._number)
-
-        def take_step() -> None:
-            step(
-                [
-                    self._mean_and_reset(index, tf.as_dtype(v.dtype), calls)
-                    for index, v in zip(indices, variables, strict=True)
-                ]
-            )
-
-        conditions.cond_in_all_replicas(is_last, take_step)
-        if inner.use_ema:
-            conditions.cond_in_all_replicas(
-                tf.logical_not(is_last), lambda: keras_optimizers.update_averages(inner)
-            )
-        self.calls.assign(tf.where(is_last, tf.zeros_like(calls), calls))
-        self.total.assign_add(1)
-
-    def _mean_and_reset(
-        self, index: int, dtype: tf.DType, calls: tf.Tensor
-    ) -> tf.Tensor:
-        variable = self.sums[index]
-        total = variable.local()
-        mean = tf.cast(total / tf.cast(calls, total.dtype), dtype)
-        with tf.control_dependencies([mean]):
-            variable.assign(tf.zeros(variable.shape, variable.dtype))
-        return mean
-
-
-def _add(variable: PerWorkerVariable, gradient: Any) -> None:
-    dtype = tf.as_dtype(variable.dtype)
-    if isinstance(gradient, tf.IndexedSlices):
-        rows = tf.cast(gradient.indices, tf.int64)[:, tf.newaxis]
-        values = tf.cast(gradient.values, dtype)
-        variable.assign(tf.tensor_scatter_nd_add(variable.local(), rows, values))
-    else:
-        variable.assign(variable.local() + tf.cast(gradient, dtype))
-
-
 # --- Variables that their gradient overwrites ----------------------------------------
 #
 # Keras marks them with `overwrite_with_gradient`: scales, histories of float8 layers.
@@ -368,3 +264,139 @@ def overwrite_variables(
             resource=v.value.handle, value=tf.cast(value, v.dtype)
         )
     return [g for g, _ in trained], [v for _, v in trained], num_bytes(words)
+
+
+# --- Clipping and scaling -------------------------------------------------------------
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class StepSettings:
+    """What clipping and correcting a worker's gradients needs of the settings.
+
+    Attributes:
+        hyperparameters: settings of the inner optimizer that the wrapper applies.
+        error_feedback: whether unsent entries are added to the next gradient.
+        factor_masking: argument of `CompressedOptimizer`.
+        seed: seed of all random choices.
+    """
+
+    hyperparameters: InnerHyperparameters
+    error_feedback: bool
+    factor_masking: bool | None = None
+    seed: int = 0
+
+
+def clip_gradients(
+    settings: StepSettings,
+    grads: Sequence[Any],
+    variables: Sequence[keras.Variable],
+    num_workers: int,
+    loss_scale: float | None,
+) -> tuple[list[Gradient], list[Scale]]:
+    """Return the gradients, sparse ones with distinct rows, and a factor for each.
+
+    With error feedback the thresholds are `N**-0.5` times the inner optimizer's (Lin et
+    al., section 3.2); without it clipping is Keras's own.
+
+    Args:
+        settings: the optimizer's settings.
+        grads: one gradient per variable, none missing.
+        variables: the model's variables.
+        num_workers: number of workers, N.
+        loss_scale: factor of the loss, which the gradients are divided by; or None.
+    """
+    gradients = [to_rows(g, v) for g, v in zip(grads, variables, strict=True)]
+    values, scales = clipping.clip_gradients(
+        [gradient_values(g) for g in gradients],
+        num_workers if settings.error_feedback else 1,
+        loss_scale=loss_scale,
+        **settings.hyperparameters.clipping,
+    )
+    pairs = zip(gradients, values, strict=True)
+    return [_with_values(gradient, v) for gradient, v in pairs], scales
+
+
+def _with_values(gradient: Gradient, values: tf.Tensor) -> Gradient:
+    if isinstance(gradient, tf.IndexedSlices):
+        return tf.IndexedSlices(values, gradient.indices)
+    return values
+
+
+def create_inputs(
+    settings: StepSettings,
+    gradients: Sequence[Gradient],
+    scales: Sequence[Scale],
+    indices: Sequence[int],
+    worker_state: WorkerState,
+    *,
+    compressor: Compressor,
+    iteration: tf.Tensor,
+    worker: int | tf.Tensor,
+    num_workers: int,
+    **exchange: Any,
+) -> StepInputs:
+    """Return the inputs of one worker's step.
+
+    Args:
+        settings: the optimizer's settings.
+        gradients: clipped gradients, see `clip_gradients`.
+        scales: factor of each.
+        indices: index of each among the tensors of `worker_state`.
+        worker_state: this worker's state of all tensors.
+        compressor: method of the step.
+        iteration: number of the step, a scalar integer tensor.
+        worker: index of this worker.
+        num_workers: number of workers, N.
+        **exchange: further fields of `StepInputs`, about the exchange.
+    """
+    selected = worker_state.of(indices)
+    return StepInputs(
+        compressor=compressor,
+        tensors=selected.tensors,
+        indices=indices,
+        gradients=gradients,
+        scales=scales,
+        worker_state=selected,
+        momentum=settings.hyperparameters.momentum,
+        nesterov=settings.hyperparameters.nesterov,
+        factor_masking=_factor_masking(settings, compressor, iteration),
+        seed=settings.seed,
+        iteration=iteration,
+        worker=worker,
+        num_workers=num_workers,
+        sizes=[t.size for t in worker_state.tensors],
+        **exchange,
+    )
+
+
+def _factor_masking(
+    settings: StepSettings, compressor: Compressor, iteration: tf.Tensor
+) -> BoolOrTensor:
+    """Return whether this step clears the velocity of the entries it sends."""
+    if settings.factor_masking is not None:
+        return settings.factor_masking
+    if settings.hyperparameters.adam:
+        return False
+    # Methods that send entries above a threshold have no sparsity; they are masked.
+    sparsity = getattr(compressor, "sparsity", MASKED_FROM_SPARSITY)
+    return schedules.sparsity_at(sparsity, iteration) >= MASKED_FROM_SPARSITY
+
+
+def scale_by_learning_rate(inputs: StepInputs, learning_rate: Any) -> StepInputs:
+    """Return the inputs of a step whose gradients are multiplied by the learning rate.
+
+    The scales become tensors, which are zero or NaN if a gradient is not finite: so
+    that is checked here, once.
+
+    Args:
+        inputs: the step's inputs.
+        learning_rate: learning rate of the step, a scalar.
+    """
+    values = [gradient_values(g) for g in inputs.gradients]
+    residual = inputs.worker_state.residual
+    path = native if native.is_available(residual) else tensorflow_ops
+    scales = path.scales_or_nan(values, inputs.scales, residual)
+    scales *= tf.cast(learning_rate, tf.float64)
+    if all(scale is inputs.scales[0] for scale in inputs.scales):
+        return inputs._replace(scales=[scales[0]] * len(inputs.scales))
+    return inputs._replace(scales=tf.unstack(scales))

@@ -4,7 +4,7 @@ import dataclasses
 import inspect
 import numbers
 import warnings
-from collections.abc import Callable, Mapping, Set
+from collections.abc import Callable, Mapping
 from typing import Any, TypeAlias
 
 import keras
@@ -12,7 +12,6 @@ import numpy as np
 
 from tf_dgc import schedules
 from tf_dgc._internals import keras_optimizers
-from tf_dgc._internals.optimizer_copies import NameReference
 from tf_dgc.arguments import check_number, show
 from tf_dgc.optimizers.adam_variants import AdamVariant
 
@@ -77,6 +76,11 @@ class InnerHyperparameters:
         return self.values.get("gradient_accumulation_steps") or 1
 
     @property
+    def loss_scale(self) -> float | None:
+        """Factor of the loss, which the gradients are divided by; None without."""
+        return self.values.get("loss_scale_factor")
+
+    @property
     def clipping(self) -> dict[str, float | None]:
         """Keyword arguments of `clipping.clip_gradients`."""
         return {name: self.values.get(name) for name in CLIPPING}
@@ -125,21 +129,7 @@ def apply_without_learning_rate(optimizer: keras.optimizers.Optimizer) -> None:
     keras_optimizers.replace_update_step(optimizer, update_step)
 
 
-# Settings and attributes
-
-
-def delegated_setting(name: str) -> Any:
-    """Return a property of a wrapper that reads and sets one of `SHARED_SETTINGS`."""
-
-    def read(wrapper: Any) -> Any:
-        return wrapper.read_setting(name)
-
-    def change(wrapper: Any, value: Any) -> None:
-        # Keras's constructor sets these before there is an inner optimizer.
-        if hasattr(wrapper, "inner_optimizer"):
-            wrapper.change_setting(name, value)
-
-    return property(read, change, doc=f"`{name}` of the inner optimizer.")
+# Settings that all optimizers have
 
 
 def settings_of_optimizer(optimizer: keras.optimizers.Optimizer) -> dict[str, Any]:
@@ -202,77 +192,6 @@ def _check_clipping(settings: Mapping[str, Any]) -> None:
             "Only one of `clipnorm`, `global_clipnorm` and `clipvalue` can be set. "
             f"Set the others to None first. Received: {received}"
         )
-
-
-def check_setting_change(
-    optimizer: keras.optimizers.Optimizer, name: str, value: Any, steps_locally: bool
-) -> None:
-    """Raise `ValueError` if one of `SHARED_SETTINGS` cannot be set to a value."""
-    check_settings({**settings_of_optimizer(optimizer), name: value}, steps_locally)
-    if name == "gradient_accumulation_steps" and optimizer.built:
-        raise ValueError(
-            "`gradient_accumulation_steps` cannot be changed any more: the variables "
-            "for it are created when the optimizer is built. Pass it to the inner "
-            f"optimizer. Received: gradient_accumulation_steps={show(value)}"
-        )
-    if name == "use_ema" and optimizer.built and bool(value) != bool(optimizer.use_ema):
-        raise ValueError(
-            "`use_ema` cannot be changed any more: the averages are created when the "
-            "optimizer is built. Pass it to the inner optimizer, for example "
-            f"`SGD(0.1, use_ema=True)`. Received: use_ema={show(value)}"
-        )
-
-
-def check_attribute(
-    wrapper: keras.optimizers.Optimizer, name: str, value: Any, fixed: Set[str]
-) -> None:
-    """Raise `AttributeError` where setting an attribute would have no effect.
-
-    Constructor arguments in `fixed` cannot change.
-    """
-    if name.startswith("_"):
-        return
-    class_name, attributes = type(wrapper).__name__, vars(wrapper)
-    if name in fixed and name in attributes:
-        raise AttributeError(
-            f"`{name}` cannot be changed any more: it is a constructor argument, which "
-            "the workers have compared. Make another one: "
-            f"`{class_name}(..., {name}=...)`. Received: {name}={show(value)}, instead "
-            f"of {show(attributes[name])}"
-        )
-    inner = attributes.get("inner_optimizer")
-    if not inner or name in fixed or name in attributes or hasattr(type(wrapper), name):
-        return
-    if name in inspect.signature(type(inner)).parameters:
-        raise AttributeError(
-            f"`{name}` is a constructor argument of the inner optimizer, which "
-            f"{class_name} has already read. Make another one with a new inner "
-            f"optimizer. Received: {name}={show(value)}"
-        )
-    if hasattr(inner, name):
-        raise AttributeError(
-            f"`{name}` is an attribute of the inner optimizer, which {class_name} does "
-            f"not read. Set `optimizer.inner_optimizer.{name} = ...`. "
-            f"Received: {name}={value!r}"
-        )
-
-
-def check_reference(
-    wrapper: keras.optimizers.Optimizer, reference: NameReference
-) -> None:
-    """Raise `ValueError` if a function reads the user's optimizer, not its copy."""
-    if not reference.holds:
-        return
-    class_name = type(wrapper).__name__
-    raise ValueError(
-        f"The function `{reference.attribute}` of the inner optimizer reads the global "
-        f"name {reference.name!r}, the optimizer that was passed to {class_name}. "
-        f"{class_name} copies it, and only the copy takes steps. Assign the "
-        f"{class_name} to that name, so that the function reads its `iterations` and "
-        "the like; or pass a `keras.optimizers.schedules.LearningRateSchedule`, which "
-        "is called with the iterations. Received: "
-        f"{reference.function.__qualname__!r} of {reference.function.__module__}"
-    )
 
 
 # Descriptions of optimizers. Keras requires a config only for saving, so an optimizer

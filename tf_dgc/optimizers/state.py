@@ -20,27 +20,11 @@ from tf_dgc.optimizers.adam import AdamCorrection
 from tf_dgc.optimizers.adam_sampling import create_correlation_sample
 from tf_dgc.optimizers.autotune import TunedExchange
 from tf_dgc.optimizers.config import Exclusions
-from tf_dgc.optimizers.gradients import GradientAccumulation
-from tf_dgc.optimizers.inner_hyperparameters import InnerHyperparameters
+from tf_dgc.optimizers.gradient_accumulation import GradientAccumulation
+from tf_dgc.optimizers.gradients import StepSettings
 from tf_dgc.optimizers.update import all_workers_have_native_rules
-from tf_dgc.steps.state import MethodState, WorkerState, create_worker_state
-
-
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class StepSettings:
-    """What clipping and correcting a worker's gradients needs of the settings.
-
-    Attributes:
-        hyperparameters: settings of the inner optimizer that the wrapper applies.
-        error_feedback: whether unsent entries are added to the next gradient.
-        factor_masking: argument of `CompressedOptimizer`.
-        seed: seed of all random choices.
-    """
-
-    hyperparameters: InnerHyperparameters
-    error_feedback: bool
-    factor_masking: bool | None = None
-    seed: int = 0
+from tf_dgc.steps.base import MethodState, WorkerState
+from tf_dgc.steps.state import create_worker_state
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -213,6 +197,7 @@ class OptimizerState:
         adam: correction of an inner Adam; None for others, and where it is off.
         use_native: whether all workers have the native operations for the variables.
         tuned: compressor, collective algorithm and buckets of the steps.
+        has_memory: whether a step depends on the gradients of earlier calls.
         accumulation: gradient accumulation over several calls; None without.
     """
 
@@ -221,12 +206,8 @@ class OptimizerState:
     adam: AdamCorrection | None
     use_native: bool
     tuned: TunedExchange
+    has_memory: bool
     accumulation: GradientAccumulation | None = None
-
-    @property
-    def has_memory(self) -> bool:
-        """Whether a step depends on the gradients of earlier calls."""
-        return self.accumulation is not None or not self.worker_state.is_empty
 
     @property
     def accumulation_variables(self) -> list[keras.Variable]:
@@ -243,11 +224,6 @@ class OptimizerState:
         """The method's state of each tensor, followed by that of all tensors."""
         common = [self.worker_state.common] if self.worker_state.common else []
         return self.for_model_tensors(self.worker_state.states) + common
-
-    @property
-    def rule(self) -> str | None:
-        """Name of the inner optimizer's rule if the Adam correction replaces it."""
-        return self.adam.variant.native_rule if self.adam else None
 
     def for_model_tensors(self, variables: Sequence[Any]) -> list[Any]:
         """Return the variables of the model's tensors, without those of the sample."""
@@ -313,8 +289,9 @@ def create_state(
             hyperparameters.accumulation_steps, tensors, variables
         )
         accumulation.count_calls_for_learning_rate(inner_optimizer)
+    has_memory = accumulation is not None or not worker_state.is_empty
     return OptimizerState(
-        tensors, worker_state, correction, use_native, tuned, accumulation
+        tensors, worker_state, correction, use_native, tuned, has_memory, accumulation
     )
 
 

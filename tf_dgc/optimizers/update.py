@@ -15,12 +15,11 @@ import tensorflow as tf
 
 from tf_dgc._internals import keras_rules, tracing
 from tf_dgc._internals.keras_optimizers import uses_weight_decay
+from tf_dgc.conditions import cond_in_all_replicas
 from tf_dgc.multiworker import consensus
-from tf_dgc.optimizers.conditions import cond_in_all_replicas
 from tf_dgc.optimizers.inner_hyperparameters import CLIPPING
 from tf_dgc.steps import native
-from tf_dgc.steps.base import StepOutcome
-from tf_dgc.steps.native import UpdateRule
+from tf_dgc.steps.base import StepOutcome, UpdateRule
 
 # Settings that add something to an optimizer's rule and weight decay.
 _MODIFIERS = (*CLIPPING, "use_ema", "loss_scale_factor", "gradient_accumulation_steps")

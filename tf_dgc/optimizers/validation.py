@@ -1,17 +1,17 @@
 """Checks of an optimizer's arguments, variables and context before its first step."""
 
 from collections.abc import Sequence
-from typing import Any
 
 import keras
 import tensorflow as tf
 
 from tf_dgc import collectives
-from tf_dgc._internals import keras_optimizers, tf_collectives, tracing
+from tf_dgc._internals import keras_optimizers
 from tf_dgc.arguments import check_whole, show
 from tf_dgc.codecs.tensor_spec import TensorSpec
 from tf_dgc.collectives import CollectiveAlgorithm
-from tf_dgc.compressors import Compressor, TopK
+from tf_dgc.compressors import Compressor
+from tf_dgc.compressors.topk import is_top_k
 
 _DTYPES = ("float16", "bfloat16", "float32", "float64")
 
@@ -78,7 +78,7 @@ def get_exchange(
 def can_merge(compressor: Compressor, error_feedback: bool) -> bool:
     """Whether algorithms may merge, and drop, entries of several workers."""
     rounds = getattr(compressor, "value_dtype", None) not in (None, "float32")
-    return type(compressor) is TopK and error_feedback and not rounds
+    return is_top_k(compressor) and error_feedback and not rounds
 
 
 def is_exact(
@@ -111,7 +111,7 @@ def check_adam_correction(
     adam_correction: bool,
 ) -> None:
     """Raise `ValueError` for Adam correction with an intra-node reduce."""
-    sums_within_groups = algorithm.sums_within_groups and type(compressor) is TopK
+    sums_within_groups = algorithm.sums_within_groups and is_top_k(compressor)
     if sums_within_groups and error_feedback and adam_correction:
         raise ValueError(
             f"With {algorithm!r} the workers of a machine add up their gradients "
@@ -216,91 +216,6 @@ def check_not_built(optimizer: keras.optimizers.Optimizer, method: str) -> None:
         raise ValueError(
             f"`{method}` must be called before the optimizer is built, which `build`, "
             f"`fit` and the first step do. Received: {optimizer!r}, which is built"
-        )
-
-
-def check_scope(
-    optimizer: keras.optimizers.Optimizer,
-    strategy: tf.distribute.Strategy,
-    variables: Sequence[Any],
-    method: str,
-) -> None:
-    """Raise `ValueError` unless optimizer, model and call belong to one strategy.
-
-    The optimizer was created in the scope of `strategy`, and `method` is called.
-    """
-    created_in_scope = strategy.extended.variable_created_in_scope
-    foreign = next((v for v in variables if not created_in_scope(_value(v))), None)
-    current = tf.distribute.get_strategy()
-    if foreign is None and current is strategy:
-        return
-    class_name = type(optimizer).__name__
-    if foreign is None:
-        foreign_strategy = None
-        received = (
-            f"Received: a {class_name} created {_where(strategy)}, and `{method}` "
-            f"called {_where(current)}"
-        )
-    else:
-        foreign_strategy = getattr(_value(foreign), "distribute_strategy", None)
-        received = (
-            f"Received: variable {getattr(foreign, 'path', foreign.name)} created "
-            f"{_where(foreign_strategy)}, and a {class_name} created {_where(strategy)}"
-        )
-    if tf_collectives.is_default(strategy):
-        raise ValueError(
-            f"This {class_name} was created outside of `strategy.scope()`, and the "
-            f"model within it. Move the call of `{class_name}(...)`, or of the "
-            "function that returns it, into `with strategy.scope():`, with the "
-            f"strategy of the model. {received}"
-        )
-    if foreign is None:
-        raise ValueError(
-            f"`{method}` was called outside of the strategy in whose scope this "
-            f"{class_name} and the model were created. Call `build` within "
-            "`with strategy.scope():`, and `apply` or `apply_gradients` in a function "
-            f"that is passed to `strategy.run`. {received}"
-        )
-    if tf_collectives.is_default(foreign_strategy):
-        raise ValueError(
-            "The model was created outside of `strategy.scope()`, and this "
-            f"{class_name} within it. Move the call that creates the model, such as "
-            "`keras.Sequential(...)`, `keras.Model(...)` or "
-            "`keras.models.load_model(...)`, into `with strategy.scope():`, with the "
-            f"strategy of the optimizer. {received}"
-        )
-    raise ValueError(
-        f"The model and this {class_name} were created under different strategies. "
-        "Create one strategy, and create both within its `with strategy.scope():`. "
-        f"{received}"
-    )
-
-
-def _value(variable: Any) -> Any:
-    return variable.value if isinstance(variable, keras.Variable) else variable
-
-
-def _where(strategy: tf.distribute.Strategy | None) -> str:
-    """Return in which scope something was created or called."""
-    if strategy is None or tf_collectives.is_default(strategy):
-        return "outside of any scope"
-    number = strategy.num_replicas_in_sync
-    return f"in the scope of a {type(strategy).__name__} of {number} replicas"
-
-
-def check_in_replica(num_workers: int) -> None:
-    """Raise `ValueError` outside of replica context, and for collectives in XLA."""
-    if num_workers > 1 and tracing.in_xla_context():
-        raise ValueError(
-            "XLA compiles this step (`jit_compile=True`), and an exchange between "
-            "workers is nothing that it can compile. Compile the model, and "
-            "`tf.function`s, with `jit_compile=False`. Received: a step of "
-            f"{num_workers} workers"
-        )
-    if tf.distribute.in_cross_replica_context():
-        raise ValueError(
-            "`apply` and `apply_gradients` must be called in replica context: within "
-            "a function passed to `strategy.run`."
         )
 
 

@@ -13,12 +13,13 @@ from tf_dgc.codecs import buffer
 from tf_dgc.codecs.buffer import HEADER_WORDS
 from tf_dgc.codecs.tensor_spec import TensorSpec
 from tf_dgc.compressors import Compressor, TopK
+from tf_dgc.compressors.topk import is_top_k
 from tf_dgc.local.optimizer import LocalOptimizer
 from tf_dgc.optimizers.compressed import CompressedOptimizer
 from tf_dgc.optimizers.state import without_identities
 from tf_dgc.reports import record
 from tf_dgc.reports.record import EpochRecord, RunRecord, VariableRecord
-from tf_dgc.steps import plan as plans
+from tf_dgc.steps import base
 
 
 class Recorder:
@@ -169,7 +170,7 @@ def sizes_per_variable(
         return []
     compressor, tensors = state.tuned.compressor, state.tensors
     dense = [t.size * (t.narrow_dtype or t.dtype).size for t in tensors]
-    if type(compressor) is TopK:
+    if is_top_k(compressor):
         iteration = max(0, int(optimizer.iterations) - 1)
         sent = _top_k_bytes(compressor, tensors, iteration, optimizer.num_workers)
     else:
@@ -186,11 +187,11 @@ def _top_k_bytes(
             schedules.schedule_value(sparsity, tf.constant(iteration, tf.int64))
         )
     sent_bytes: dict[int, int | None] = {}
-    for places in plans.split_uncompressed(tensors, num_workers):
+    for places in base.split_uncompressed(tensors, num_workers):
         layout = [
             tensors[i]._replace(value_dtype=compressor.value_dtype) for i in places
         ]
-        plan = plans.plan_step(layout, sparsity, num_workers)
+        plan = base.plan_step(layout, sparsity, num_workers)
         for i, tensor, count in zip(places, layout, plan.counts, strict=True):
             words = cast(int, buffer.sparse_words([tensor], [count])) - HEADER_WORDS
             dense_bytes = tensor.size * plan.summed_dtype.size

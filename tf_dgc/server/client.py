@@ -15,18 +15,17 @@ import tensorflow as tf
 
 from tf_dgc._internals import rpc
 from tf_dgc.clipping import Scale
+from tf_dgc.conditions import add_counts
 from tf_dgc.multiworker import failures, workers
-from tf_dgc.optimizers import step_inputs
-from tf_dgc.optimizers.state import StepSettings
+from tf_dgc.optimizers.gradients import StepSettings, create_inputs
 from tf_dgc.server import embedding_rows, messages, model_spec, pulls
 from tf_dgc.server.messages import MAX_WORDS, REPLY, REQUEST, Kind, Status, add_frame
 from tf_dgc.server.model_spec import ModelSpec
 from tf_dgc.server.tasks import Task
-from tf_dgc.smart_cond import add_counts
 from tf_dgc.steps import push as steps_push
 from tf_dgc.steps.accumulation import Gradient
+from tf_dgc.steps.base import WorkerState
 from tf_dgc.steps.push import PushedStep
-from tf_dgc.steps.state import WorkerState
 
 if TYPE_CHECKING:
     from tf_dgc.server.optimizer import ServerOptimizer
@@ -181,7 +180,7 @@ class ServerClient:
             words.append(embedding_rows.encode_rows(self._table_specs, slices, factors))
             entries = add_counts([tf.size(g.values, tf.int64) for g in slices])
         if plain:
-            inputs = step_inputs.create_inputs(
+            inputs = create_inputs(
                 settings,
                 [gradient for gradient, _ in plain],
                 [scale for _, scale in plain],

@@ -19,7 +19,8 @@ from tf_dgc.optimizers.inner import extract_hyperparameters, get_inner_optimizer
 from tf_dgc.optimizers.inner_hyperparameters import Serialize
 from tf_dgc.server import embedding_tables, process, validation
 from tf_dgc.server.worker import ServerWorker
-from tf_dgc.steps.state import WorkerState, create_worker_state
+from tf_dgc.steps.base import WorkerState
+from tf_dgc.steps.state import create_worker_state
 
 _SETTINGS = (
     "mode",

@@ -20,7 +20,7 @@ from tf_dgc.codecs.buffer import SelectedEntries
 from tf_dgc.codecs.tensor_spec import TensorSpec
 from tf_dgc.compressors import Compressor, TopK, num_sent, top_k
 from tf_dgc.steps import native
-from tf_dgc.steps.plan import StepPlan
+from tf_dgc.steps.base import StepPlan
 
 
 class PullLayout(NamedTuple):

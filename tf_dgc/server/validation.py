@@ -13,7 +13,8 @@ import tensorflow as tf
 from tf_dgc import arguments
 from tf_dgc._internals import keras_optimizers, optimizer_copies, tracing
 from tf_dgc.arguments import check_whole, show
-from tf_dgc.compressors import Compressor, TopK
+from tf_dgc.compressors import Compressor
+from tf_dgc.compressors.topk import is_top_k
 from tf_dgc.optimizers import unsupported
 from tf_dgc.server import model_spec
 from tf_dgc.server.messages import MAX_WORDS, Kind, decode_text
@@ -133,7 +134,7 @@ def check_pull(pull: str, sparsity: float | None, compressor: Compressor) -> Non
             '`pull_sparsity` is for `pull="sparse"`. Received: '
             f"pull={show(pull)}, pull_sparsity={show(sparsity)}"
         )
-    is_constant = type(compressor) is TopK and not callable(compressor.sparsity)
+    is_constant = is_top_k(compressor) and not callable(compressor.sparsity)
     if pull == "sparse" and sparsity is None and not is_constant:
         raise ValueError(
             "The size of a sparse pull follows only from `TopK` with a constant "

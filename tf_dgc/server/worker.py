@@ -9,18 +9,18 @@ import tensorflow as tf
 
 from tf_dgc import clipping, metrics
 from tf_dgc._internals import keras_optimizers
-from tf_dgc.optimizers import step_inputs
+from tf_dgc.conditions import add_counts
+from tf_dgc.optimizers import gradients
+from tf_dgc.optimizers.gradients import StepSettings
 from tf_dgc.optimizers.inner_hyperparameters import InnerHyperparameters
-from tf_dgc.optimizers.state import StepSettings
 from tf_dgc.optimizers.validation import uses_error_feedback
 from tf_dgc.server import embedding_tables, validation
 from tf_dgc.server.client import Heartbeat, PushedGradients, ServerClient
 from tf_dgc.server.messages import extract_message
 from tf_dgc.server.tasks import Task
-from tf_dgc.smart_cond import add_counts
 from tf_dgc.steps import native
 from tf_dgc.steps.accumulation import gradient_values
-from tf_dgc.steps.state import WorkerState
+from tf_dgc.steps.base import WorkerState
 
 if TYPE_CHECKING:
     from tf_dgc.server.optimizer import ServerOptimizer
@@ -137,7 +137,7 @@ class ServerWorker:
     def _push(self, grads: list) -> list[PushedGradients]:
         """Return each server's push, divided by N."""
         optimizer = self._optimizer
-        clipped, scales = step_inputs.clip_gradients(
+        clipped, scales = gradients.clip_gradients(
             self._settings,
             grads,
             self.variables,

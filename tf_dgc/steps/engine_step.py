@@ -14,16 +14,16 @@ import tensorflow as tf
 from tf_dgc import native_library
 from tf_dgc._internals import tracing
 from tf_dgc.codecs import buffer, checks, value_types
+from tf_dgc.codecs.bits import num_bytes
 from tf_dgc.codecs.tensor_spec import TensorSpec
-from tf_dgc.collectives.packing import num_bytes, round_fingerprint
+from tf_dgc.collectives.packing import round_fingerprint
 from tf_dgc.collectives.requests import AllGather, AllReduce, Reply, Request
 from tf_dgc.compressors.base import Compressor, NativeMethod
 from tf_dgc.compressors.common.one_round import MethodStates, RoundsResult, TwoRounds
-from tf_dgc.smart_cond import add_counts
+from tf_dgc.conditions import add_counts
 from tf_dgc.steps import native
 from tf_dgc.steps.accumulation import divide, flatten, flatten_dense, gradient_values
-from tf_dgc.steps.base import Step, StepInputs, StepOutcome
-from tf_dgc.steps.native import UpdateRule
+from tf_dgc.steps.base import Step, StepInputs, StepOutcome, UpdateRule
 
 _State: TypeAlias = dict[str, tf.Tensor]
 _T = TypeVar("_T")

@@ -21,7 +21,7 @@ from tf_dgc.collectives.requests import (
 from tf_dgc.compressors.base import Compressor, Sparsifier
 from tf_dgc.compressors.common.one_round import send_coded, send_rounded, send_whole
 from tf_dgc.compressors.random_keys import RandomKeys, tie_break_key
-from tf_dgc.smart_cond import add_counts, smart_cond
+from tf_dgc.conditions import add_counts, smart_cond
 from tf_dgc.steps.accumulation import accumulate
 from tf_dgc.steps.base import Step, StepInputs, StepOutcome
 from tf_dgc.steps.flat_buffer import flat_views

@@ -10,9 +10,9 @@ from typing import NamedTuple
 import tensorflow as tf
 
 from tf_dgc.collectives.communicator import Communicator
+from tf_dgc.conditions import add_counts
 from tf_dgc.multiworker.divergence import DivergenceCheck
 from tf_dgc.multiworker.worker_variables import PerWorkerVariable, SharedVariable
-from tf_dgc.smart_cond import add_counts
 from tf_dgc.steps import engine_step, generic_step, top_k_step
 from tf_dgc.steps.base import Step, StepInputs, StepOutcome
 

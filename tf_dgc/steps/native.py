@@ -8,7 +8,7 @@ import functools
 import math
 import warnings
 from collections.abc import Callable, Sequence
-from typing import Any, NamedTuple, TypeAlias
+from typing import Any, TypeAlias
 
 import keras
 import tensorflow as tf
@@ -17,10 +17,10 @@ from tf_dgc import clipping, native_library
 from tf_dgc.codecs import buffer
 from tf_dgc.codecs.bits import to_words
 from tf_dgc.compressors.common.one_round import from_words
-from tf_dgc.smart_cond import smart_cond
+from tf_dgc.conditions import smart_cond
 from tf_dgc.steps import tensorflow_ops
 from tf_dgc.steps.accumulation import Gradient, divide, flatten, gradient_values
-from tf_dgc.steps.plan import LocalStep, StepPlan
+from tf_dgc.steps.base import LocalStep, StepPlan, UpdateRule
 from tf_dgc.steps.preconditioning import Divisor
 
 _Compressed: TypeAlias = tuple[tf.Tensor, tf.Tensor, tf.Tensor]
@@ -188,44 +188,6 @@ def _exponents(plan: StepPlan) -> list[int]:
 
 
 # Updating variables.
-
-
-class UpdateRule(NamedTuple):
-    """An inner optimizer's update that the native operations support.
-
-    Attributes:
-        names: name of each variable's rule in `custom_ops/cpu/rules.h`.
-        hyperparameters: hyperparameters by rule name, float64 `[6]`; the learning rate
-            is first.
-        variables: variables of the model.
-        slots: optimizer variables of each variable, in its rule's order.
-        decays: whether weight decay applies to each variable.
-    """
-
-    names: Sequence[str]
-    hyperparameters: dict[str, tf.Tensor]
-    variables: Sequence[keras.Variable]
-    slots: Sequence[Sequence[keras.Variable]]
-    decays: Sequence[bool]
-
-    @property
-    def is_plain_sgd(self) -> bool:
-        """Whether entries whose sum is 0 do not change."""
-        return set(self.names) <= {"sgd"} and not any(self.decays)
-
-    @property
-    def is_float32(self) -> bool:
-        """Whether all variables are float32."""
-        return all(v.dtype == "float32" for v in self.variables)
-
-    def of(self, places: Sequence[int]) -> "UpdateRule":
-        """Return the rule for some of the variables."""
-        return self._replace(
-            names=[self.names[i] for i in places],
-            variables=[self.variables[i] for i in places],
-            slots=[self.slots[i] for i in places],
-            decays=[self.decays[i] for i in places],
-        )
 
 
 def decode_and_apply(

@@ -17,7 +17,7 @@ from tf_dgc.collectives.packing import PackedOutcome
 from tf_dgc.collectives.requests import AllGather, Reply, Request, to_dense_tensor
 from tf_dgc.compressors.base import Compressor
 from tf_dgc.compressors.random_keys import RandomKeys, tie_break_key
-from tf_dgc.smart_cond import add_counts
+from tf_dgc.conditions import add_counts
 from tf_dgc.steps.generic_step import StateTensors, aggregate_tensors
 
 

@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 
 import tensorflow as tf
 
-from tf_dgc.smart_cond import BoolOrTensor, smart_cond
+from tf_dgc.conditions import BoolOrTensor, smart_cond
 
 
 class LookAhead(NamedTuple):

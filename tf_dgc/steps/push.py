@@ -27,11 +27,18 @@ from tf_dgc.collectives.requests import (
 )
 from tf_dgc.compressors import TopK
 from tf_dgc.compressors.base import Compressor
-from tf_dgc.smart_cond import smart_cond
+from tf_dgc.compressors.topk import is_top_k
+from tf_dgc.conditions import smart_cond
 from tf_dgc.steps import implementations, native, tensorflow_ops, top_k_step
-from tf_dgc.steps.base import StepInputs, StepOutcome, TouchedEntries
+from tf_dgc.steps.base import (
+    StepInputs,
+    StepOutcome,
+    StepPlan,
+    TouchedEntries,
+    plan_step,
+    split_uncompressed,
+)
 from tf_dgc.steps.neighbors import NeighborCoder, NeighborMessage
-from tf_dgc.steps.plan import StepPlan, plan_step, split_uncompressed
 from tf_dgc.steps.top_k_step import ReceivedPart
 
 NUM_WORKERS = 2
@@ -127,7 +134,7 @@ class PushReceiver(NamedTuple):
             ValueError, tf.errors.InvalidArgumentError: for malformed pushes, when the
                 outcome is decoded or applied.
         """
-        if type(self.compressor) is TopK and self.error_feedback:
+        if is_top_k(self.compressor) and self.error_feedback:
             return self._receive_top_k(self.compressor, pushes, step)
         coder = NeighborCoder(self.compressor, self.tensors, self.seed, step)
         zeros = [tf.zeros([t.size], t.dtype) for t in self.tensors]

@@ -14,10 +14,9 @@ from tf_dgc.codecs import buffer, value_types
 from tf_dgc.codecs.buffer import SelectedEntries
 from tf_dgc.codecs.tensor_spec import TensorSpec
 from tf_dgc.compressors import top_k
-from tf_dgc.smart_cond import smart_cond
+from tf_dgc.conditions import smart_cond
 from tf_dgc.steps.accumulation import accumulate, clear_positions
-from tf_dgc.steps.plan import LocalStep, StepPlan
-from tf_dgc.steps.state import assign_all
+from tf_dgc.steps.base import LocalStep, StepPlan, assign_all
 
 TensorList: TypeAlias = list[tf.Tensor]
 EncodedState: TypeAlias = tuple[

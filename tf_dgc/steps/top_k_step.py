@@ -14,32 +14,43 @@ both produce the same words.
 
 import functools
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Generator, Sequence
 from typing import Any, NamedTuple
 
 import keras
 import tensorflow as tf
 
-from tf_dgc import schedules
+from tf_dgc import clipping, schedules
 from tf_dgc._internals import tracing
 from tf_dgc.codecs import buffer
+from tf_dgc.codecs.bits import num_bytes
 from tf_dgc.codecs.tensor_spec import TensorSpec
-from tf_dgc.collectives.packing import num_bytes
 from tf_dgc.collectives.requests import (
+    AllToAll,
     BufferLayout,
     DenseOrSparse,
     DenseOrSparseReply,
     Remainder,
+    Reply,
+    Request,
 )
 from tf_dgc.collectives.sparse_merge import FlatIndexSpace
 from tf_dgc.compressors import TopK, tie_offsets
-from tf_dgc.metrics import LastSent
-from tf_dgc.smart_cond import BoolOrTensor, add_counts, smart_cond
-from tf_dgc.steps import intra_node, native, tensorflow_ops
-from tf_dgc.steps.accumulation import gradient_values
-from tf_dgc.steps.base import Step, StepInputs, StepOutcome
-from tf_dgc.steps.native import UpdateRule
-from tf_dgc.steps.plan import LocalStep, StepPlan, plan_step, split_uncompressed
+from tf_dgc.compressors.topk import is_top_k
+from tf_dgc.conditions import BoolOrTensor, add_counts, smart_cond
+from tf_dgc.steps import native, tensorflow_ops
+from tf_dgc.steps.accumulation import gradient_values, scaled_dense_gradients
+from tf_dgc.steps.base import (
+    LocalStep,
+    Step,
+    StepInputs,
+    StepOutcome,
+    StepPlan,
+    UpdateRule,
+    plan_step,
+    split_uncompressed,
+)
+from tf_dgc.steps.staleness import LastSent
 
 
 def start_top_k_step(inputs: StepInputs) -> Step | None:
@@ -48,7 +59,7 @@ def start_top_k_step(inputs: StepInputs) -> Step | None:
     XLA cannot compile a decision at run time: how many entries are sent, and whether
     the step is dense.
     """
-    if type(inputs.compressor) is not TopK or not inputs.worker_state.residual:
+    if not is_top_k(inputs.compressor) or not inputs.worker_state.residual:
         return None
     if tracing.in_xla_context():
         native.warn_of_xla()
@@ -65,7 +76,7 @@ def _step(inputs: StepInputs, compressor: TopK) -> Step:
     finite = tf.constant(True)
     reduces = len(inputs.machine) > 1
     if reduces:
-        inputs, finite = yield from intra_node.reduce_within_node(inputs)
+        inputs, finite = yield from _reduce_within_node(inputs)
     shares = inputs.shares
     if len(shares) > 1:  # a gradient that is not finite in one part zeroes all
         values = [gradient_values(gradient) for gradient in inputs.gradients]
@@ -119,7 +130,7 @@ def is_dense(
     sparsity = compressor.sparsity
     if iteration is None:
         sparsity = schedules.smallest_sparsity(sparsity)
-    if type(compressor) is not TopK or tracing.in_xla_context():
+    if not is_top_k(compressor) or tracing.in_xla_context():
         return schedules.sparsity_at(sparsity, iteration) <= 0
     places = split_uncompressed(tensors, num_workers)[0]
     layout = _with_value_dtype(compressor, [tensors[i] for i in places])
@@ -218,6 +229,61 @@ def _flag(part: _SentPart, finite: tf.Tensor) -> _SentPart:
     vector.set_shape(part.vector.shape)
     words.set_shape(part.words.shape)
     return part._replace(vector=vector, words=words)
+
+
+# --- Intra-node reduce ----------------------------------------------------------------
+#
+# The workers of a machine sum their gradients before compression. Each worker owns a
+# shard of every compressed tensor. It continues with the machine's sum in its shard and
+# zeros elsewhere. So accumulators have their usual shape, and the sum over all workers
+# is unchanged.
+
+
+def _reduce_within_node(
+    inputs: StepInputs,
+) -> Generator[list[Request], list[Reply], tuple[StepInputs, tf.Tensor]]:
+    """Return inputs with the machine's sums, and whether this gradient was finite.
+
+    A worker whose gradient is not finite contributes zeros.
+
+    Yields:
+        An all-to-all of shards among the machine's workers for each dtype.
+    """
+    tensors, machine = inputs.tensors, inputs.machine
+    gradients, finite = scaled_dense_gradients(tensors, inputs.gradients, inputs.scales)
+    if not all(isinstance(s, float) for s in inputs.scales):  # products may overflow
+        gradients, fits = clipping.multiply_or_zero(gradients, [1.0] * len(gradients))
+        finite = tf.logical_and(finite, fits)
+    by_dtype: dict[tf.DType, list[int]] = {}
+    for i, t in enumerate(tensors):
+        if not t.uncompressed:
+            by_dtype.setdefault(t.dtype, []).append(i)
+    if by_dtype:
+        replies = yield [
+            AllToAll(_shard_rows([gradients[i] for i in places], len(machine)), machine)
+            for places in by_dtype.values()
+        ]
+        rank = machine.index(int(tf.get_static_value(inputs.worker)))
+        for places, rows in zip(by_dtype.values(), replies, strict=True):
+            widths = [-(-tensors[i].size // len(machine)) for i in places]
+            shards = tf.split(tf.reduce_sum(rows, axis=0), widths)
+            for i, shard in zip(places, shards, strict=True):
+                gradients[i] = _pad_shard(shard, rank, tensors[i].size)
+    scales = [1.0] * len(gradients)
+    return inputs._replace(gradients=gradients, scales=scales), finite
+
+
+def _shard_rows(gradients: Sequence[tf.Tensor], num_workers: int) -> tf.Tensor:
+    """Return a row for each worker: its shards of all tensors, concatenated."""
+    padded = [tf.pad(g, [[0, -g.shape[0] % num_workers]]) for g in gradients]
+    return tf.concat([tf.reshape(g, [num_workers, -1]) for g in padded], axis=1)
+
+
+def _pad_shard(shard: tf.Tensor, rank: int, size: int) -> tf.Tensor:
+    """Return a gradient `[size]` that is zero outside the shard of this rank."""
+    begin = min(rank * shard.shape[0], size)
+    shard = shard[: size - begin]  # the last shards may be padded
+    return tf.pad(shard, [[begin, size - begin - shard.shape[0]]])
 
 
 # --- Decoding and updating ------------------------------------------------------------

@@ -5,7 +5,7 @@ import tensorflow as tf
 from tf_dgc import native_library
 from tf_dgc._internals import tracing
 from tf_dgc.codecs import golomb
-from tf_dgc.smart_cond import BoolOrTensor, smart_cond
+from tf_dgc.conditions import BoolOrTensor, smart_cond
 
 _MIN_SAMPLED_SIZE = 1 << 17
 _SAMPLE_STRIDE = 64

@@ -1,20 +1,41 @@
-"""Conditions whose branches may use collectives or cross-replica updates.
+"""Conditions and counts that are resolved at trace time where possible.
 
-`tf.cond` within a replica does not allow these, so the condition is built around all
-replicas. Call the functions in replica context.
+Two kinds of conditions: within a replica (`smart_cond`), and around all replicas, for
+branches that use collectives or cross-replica updates, which TensorFlow does not allow
+in a `tf.cond` within a replica.
 """
 
 import functools
-from collections.abc import Callable, Sequence
-from typing import Any
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any, TypeAlias
 
 import tensorflow as tf
+
+BoolOrTensor: TypeAlias = bool | tf.Tensor
+
+
+def smart_cond(condition: BoolOrTensor, if_true: Callable, if_false: Callable) -> Any:
+    """Call one of two functions: now if the condition is a bool, else by `tf.cond`."""
+    if isinstance(condition, bool):
+        return if_true() if condition else if_false()
+    return tf.cond(condition, if_true, if_false)
+
+
+def add_counts(counts: Iterable[int | tf.Tensor]) -> int | tf.Tensor:
+    """Return the sum: an int if all counts are, else a scalar int64 tensor.
+
+    TensorFlow would convert an int to the int32 of another count, and overflow.
+    """
+    counts = list(counts)
+    if all(isinstance(count, int) for count in counts):
+        return sum(counts)
+    return tf.add_n([tf.cast(count, tf.int64) for count in counts])
 
 
 def cond_in_all_replicas(
     condition: tf.Tensor, function: Callable[..., None], args: tuple[Any, ...] = ()
 ) -> None:
-    """Call a function on all replicas if a condition holds.
+    """Call a function on all replicas if a condition holds; call it in replica context.
 
     Args:
         condition: scalar bool, equal on all replicas.
