@@ -24,10 +24,6 @@ from tf_dgc.steps.staleness import LastSent, Staleness
 MethodState: TypeAlias = dict[str, PerWorkerVariable | SharedVariable]
 _T = TypeVar("_T")
 
-# An additional collective costs as much as these bytes: half a millisecond at 1 Gbit/s.
-_WORTH_A_COLLECTIVE = 1 << 16
-
-
 # Worker state
 
 
@@ -227,6 +223,9 @@ class StepInputs(NamedTuple):
 
 
 # Plan of a top-k step
+
+# An additional collective costs as much as these bytes: half a millisecond at 1 Gbit/s.
+_WORTH_A_COLLECTIVE = 1 << 16
 
 
 class StepPlan(NamedTuple):
