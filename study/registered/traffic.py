@@ -15,7 +15,8 @@ from registered import registry
 from registered.specs import Spec
 from tf_dgc.collectives import Ring
 from tf_dgc.schedules import WarmupSparsity
-from tf_dgc.steps import base, top_k_step
+from tf_dgc.steps import top_k_step
+from tf_dgc.steps.base import split_uncompressed
 
 EXAMPLES = {"cifar10": 50_000, "ptb": 46_479, "mnist": 60_000, "shakespeare": 31_370}
 """Examples of a pass, from which the length of a warm-up follows without the data."""
@@ -83,7 +84,7 @@ def _sums(text):
         return _Sums(math.inf)
     chosen, *apart = (
         sum(tensors[i].size * tensors[i].dtype.size for i in places)
-        for places in base.split_uncompressed(tensors, spec.workers)
+        for places in split_uncompressed(tensors, spec.workers)
     )
     return _Sums(sum(apart), chosen, _dense_steps(compressor, tensors, spec.workers))
 

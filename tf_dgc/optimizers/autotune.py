@@ -35,8 +35,8 @@ from tf_dgc.compressors.common.one_round import TwoRounds
 from tf_dgc.compressors.topk import is_top_k
 from tf_dgc.multiworker import consensus, workers
 from tf_dgc.optimizers.inner_hyperparameters import InnerHyperparameters
-from tf_dgc.steps import base, native, tensorflow_ops
-from tf_dgc.steps.base import StepPlan
+from tf_dgc.steps import native, tensorflow_ops
+from tf_dgc.steps.base import StepPlan, plan_step, split_uncompressed
 
 
 @dataclasses.dataclass(frozen=True)
@@ -155,7 +155,7 @@ def request_sizes(
     kind = "sum" if compressor.aggregation == "sum" else "gather"
     uncompressed = sum(t.size * t.dtype.size for t in tensors if t.uncompressed)
     if kind == "gather":
-        separate = len(base.split_uncompressed(tensors, num_workers)) > 1
+        separate = len(split_uncompressed(tensors, num_workers)) > 1
     else:  # sums of one dtype are one collective
         first_sum_has_other_dtype = isinstance(compressor, (Float16, ScaleCom))
         separate = first_sum_has_other_dtype or any(
@@ -176,11 +176,11 @@ def _top_k_request_sizes(
 ) -> list[RequestSize]:
     sparsity = schedules.final_sparsity(compressor.sparsity)
     sizes = []
-    for indices in base.split_uncompressed(tensors, num_workers):
+    for indices in split_uncompressed(tensors, num_workers):
         layout = [
             tensors[i]._replace(value_dtype=compressor.value_dtype) for i in indices
         ]
-        plan = base.plan_step(layout, sparsity, num_workers)
+        plan = plan_step(layout, sparsity, num_workers)
         sizes.append(RequestSize("sum" if plan.dense else "entries", plan.num_bytes))
     return sizes
 

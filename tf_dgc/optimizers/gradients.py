@@ -27,10 +27,6 @@ from tf_dgc.steps import accumulation, native, tensorflow_ops
 from tf_dgc.steps.accumulation import Gradient, gradient_values, to_rows
 from tf_dgc.steps.base import StepInputs, WorkerState
 
-# From this sparsity on, masking takes less than a tenth of an entry's momentum.
-MASKED_FROM_SPARSITY = 0.99
-
-
 # --- Matching ------------------------------------------------------------------------
 
 
@@ -267,6 +263,9 @@ def overwrite_variables(
 
 
 # --- Clipping and scaling -------------------------------------------------------------
+
+# From this sparsity on, masking takes less than a tenth of an entry's momentum.
+MASKED_FROM_SPARSITY = 0.99
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

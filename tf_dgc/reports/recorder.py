@@ -19,7 +19,7 @@ from tf_dgc.optimizers.compressed import CompressedOptimizer
 from tf_dgc.optimizers.state import without_identities
 from tf_dgc.reports import record
 from tf_dgc.reports.record import EpochRecord, RunRecord, VariableRecord
-from tf_dgc.steps import base
+from tf_dgc.steps.base import plan_step, split_uncompressed
 
 
 class Recorder:
@@ -187,11 +187,11 @@ def _top_k_bytes(
             schedules.schedule_value(sparsity, tf.constant(iteration, tf.int64))
         )
     sent_bytes: dict[int, int | None] = {}
-    for places in base.split_uncompressed(tensors, num_workers):
+    for places in split_uncompressed(tensors, num_workers):
         layout = [
             tensors[i]._replace(value_dtype=compressor.value_dtype) for i in places
         ]
-        plan = base.plan_step(layout, sparsity, num_workers)
+        plan = plan_step(layout, sparsity, num_workers)
         for i, tensor, count in zip(places, layout, plan.counts, strict=True):
             words = cast(int, buffer.sparse_words([tensor], [count])) - HEADER_WORDS
             dense_bytes = tensor.size * plan.summed_dtype.size
