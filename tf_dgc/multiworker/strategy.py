@@ -176,10 +176,7 @@ def require_equal_while_tracing(
     message: str,
     purpose: str,
 ) -> None:
-    """Call `consensus.require_equal` where workers may trace for a long time first.
-
-    The watch ends the wait if a worker does not come, as in a collective.
-    """
+    """Call `consensus.require_equal` where workers may trace for a long time first."""
     watch: Watch | None = getattr(strategy, "_tf_dgc_watch", None)
     if watch is not None:
         with watch.waiting(purpose):
@@ -191,10 +188,7 @@ def require_equal_while_tracing(
 def creating_zero_variables(
     strategy: tf.distribute.Strategy,
 ) -> contextlib.AbstractContextManager[None]:
-    """Return a context that compares all variables initialized to zero at once.
-
-    All workers must create the same variables within it.
-    """
+    """Return a context that compares zero variables at once, the same on all."""
     values = getattr(strategy, "_tf_dgc_initial_values", None)
     return contextlib.nullcontext() if values is None else values.zeros_expected()
 
@@ -224,11 +218,9 @@ def _watch_workers(strategy: tf.distribute.MultiWorkerMirroredStrategy) -> None:
 
 
 def _joined_strategy(options: Options | None) -> tf.distribute.Strategy:
-    """Return this process's strategy.
-
-    Constructing another one would restart the cluster's collectives while other workers
-    may be in those of the first; TensorFlow then sometimes ends them.
-    """
+    """Return this process's strategy."""
+    # Constructing another one would restart the cluster's collectives while other
+    # workers may be in those of the first; TensorFlow then sometimes ends them.
     if not _joined:
         raise RuntimeError(_JOINED)
     strategy, first_options = _joined[-1]
@@ -247,10 +239,7 @@ def _joined_strategy(options: Options | None) -> tf.distribute.Strategy:
 def _naming_silent_workers(
     addresses: dict[str, str], this_worker: str, seconds: float
 ) -> Iterator[None]:
-    """Name the workers that die or are stopped after all have met.
-
-    TensorFlow only says that it waited.
-    """
+    """Name the workers that die or are stopped after all have met."""
     try:
         yield
     except tf.errors.OpError as error:
