@@ -19,6 +19,7 @@ from tf_dgc.collectives.requests import (
     AllReduce,
     AllToAll,
     Broadcast,
+    DenseOrSparse,
     DenseOrSparseReply,
     Reply,
     Request,
@@ -263,7 +264,11 @@ def answer_all(requests: Sequence[Sequence[Request]]) -> list[list[Reply]]:
 
 
 def _collective(request: Request, worker: int, num_workers: int) -> _Collective:
-    members = group_members(request, worker, num_workers)
+    if isinstance(request, DenseOrSparse):
+        gather = AllGather(request.words, request.group)
+        members = group_members(gather, worker, num_workers)
+    else:
+        members = group_members(request, worker, num_workers)
     group = None if isinstance(request, SendRecv) else request.group
     source = request.source if isinstance(request, Broadcast) else None
     return _Collective(type(request), group, source, 0, members)

@@ -12,7 +12,7 @@ from harness import Trainer, initial_weights, make_gradients
 
 import tf_dgc
 from tf_dgc._internals import tf_collectives
-from tf_dgc.collectives import cross_device
+from tf_dgc.multiworker import cross_device
 from tf_dgc.multiworker.strategy import prepare
 
 

@@ -16,9 +16,8 @@ from tf_dgc._internals.coordination import (
     is_too_late_for_a_cluster,
 )
 from tf_dgc.arguments import show
-from tf_dgc.collectives import background
-from tf_dgc.collectives.cross_device import SUPPORTED, cross_device_ops
 from tf_dgc.multiworker import (
+    background,
     consensus,
     coordination,
     failures,
@@ -29,6 +28,7 @@ from tf_dgc.multiworker import (
     tf_config,
     workers,
 )
+from tf_dgc.multiworker.cross_device import SUPPORTED, cross_device_ops
 from tf_dgc.multiworker.initial_values import InitialValues, report_failed_variables
 from tf_dgc.multiworker.training_loops import StrategyLoops
 from tf_dgc.multiworker.watch import Watch

@@ -20,7 +20,13 @@ import keras
 import tensorflow as tf
 
 from tf_dgc._internals import keras_trainer, tf_collectives
-from tf_dgc.multiworker import consensus, consensus_weights, failures, watchdog
+from tf_dgc.multiworker import (
+    consensus,
+    consensus_weights,
+    cross_device,
+    failures,
+    watchdog,
+)
 from tf_dgc.multiworker.batch_iterators import (
     BatchIterator,
     DistributedBatches,
@@ -190,15 +196,12 @@ class ModelLoops:
         loop.move_last_callback()  # callbacks may have been added since
 
     def _all_gather(self, number: int) -> list[int]:
-        ops = tf_collectives.get_cross_device_ops(self._strategy)
+        """Return the numbers of all workers, in one collective."""
+        hook = cross_device.cross_device_ops(self._strategy)
         words = tf.bitcast(tf.constant([number], tf.int64), tf.int32)
         with self._naming_workers():
-            _, gathered = ops.communicate(
-                False,
-                self._per_replica(tf.zeros([0])),
-                self._per_replica(tf.reshape(words, [-1])),
-            )
-            first = self._strategy.experimental_local_results(gathered)[0]
+            vectors = [tf.reshape(words, [-1])] * self._num_local_replicas
+            first, *_ = hook.all_gather(vectors)
             return tf.bitcast(tf.reshape(first, [-1, 2]), tf.int64).numpy().tolist()
 
     def _per_replica(self, value: tf.Tensor) -> Any:

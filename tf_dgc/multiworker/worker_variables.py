@@ -8,9 +8,8 @@ import keras
 import numpy as np
 import tensorflow as tf
 
-from tf_dgc._internals import save_hooks, tf_collectives, tracing
-from tf_dgc.collectives import cross_device
-from tf_dgc.multiworker import consensus
+from tf_dgc._internals import save_hooks, tracing
+from tf_dgc.multiworker import consensus, cross_device
 
 RESTORE_RULES = ("sum", "mean", "largest", "zero")
 
@@ -84,12 +83,8 @@ class ReplicaCopies:
 
     def _gather_words(self, words: list[np.ndarray]) -> np.ndarray:
         """Return rows of int32 of all replicas, in any order."""
-        no_vectors = tf_collectives.per_replica([tf.zeros([0])] * len(words))
-        replica_words = tf_collectives.per_replica(list(map(tf.constant, words)))
-        with self._strategy.scope():
-            ops = cross_device.cross_device_ops(self._strategy)
-            _, buffers = ops.communicate(False, no_vectors, replica_words)
-            first = self._strategy.experimental_local_results(buffers)[0]
+        hook = cross_device.cross_device_ops(self._strategy)
+        first, *_ = hook.all_gather(list(map(tf.constant, words)))
         return first.numpy().reshape(self._strategy.num_replicas_in_sync, -1)
 
 
