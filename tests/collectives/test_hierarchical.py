@@ -113,9 +113,9 @@ def test_groups_of_other_workers(strategies):
     exchange = Hierarchical([[0, 1], [2, 3]])
 
     def make():
-        return tf_dgc.DGCOptimizer(keras.optimizers.SGD(0.1), exchange=exchange)
+        return tf_dgc.DGCOptimizer(keras.optimizers.SGD(0.1), collective=exchange)
 
-    assert make().exchange is exchange
+    assert make().collective is exchange
     with strategies[2].scope(), pytest.raises(ValueError, match="but there are 2"):
         make()
 
@@ -162,7 +162,7 @@ def make_trainer(strategies, groups, sgd, traced=True, **settings):
     weights = [rng.normal(size=s).astype("float32") for s in SHAPES]
     number = sum(map(len, groups)) if groups else 4
     exchange = Hierarchical(groups) if groups else "ring"
-    settings = {"sparsity": SPARSITY, "exchange": exchange, **settings}
+    settings = {"sparsity": SPARSITY, "collective": exchange, **settings}
     return Trainer(
         strategies[number],
         lambda: tf_dgc.DGCOptimizer(sgd(), **settings),
@@ -296,7 +296,7 @@ def test_of_several_types_and_rows(strategies):
         lambda: tf_dgc.DGCOptimizer(
             keras.optimizers.SGD(1.0),
             SPARSITY,
-            exchange=Hierarchical([[0, 1]]),
+            collective=Hierarchical([[0, 1]]),
             min_compress_size=1,
         ),
         weights,
@@ -400,7 +400,7 @@ def test_other_methods_take_two_levels(strategies):
             Trainer(
                 strategies[4],
                 lambda e=e, m=method: tf_dgc.CompressedOptimizer(
-                    keras.optimizers.SGD(0.5), m, exchange=e
+                    keras.optimizers.SGD(0.5), m, collective=e
                 ),
                 weights,
                 traced=False,
@@ -431,8 +431,8 @@ def test_the_machine_of_a_worker(strategies):
 
 def test_adam_is_not_corrected():
     for make in (
-        lambda **s: tf_dgc.DGCOptimizer("adam", exchange="hierarchical", **s),
-        lambda **s: tf_dgc.CompressedOptimizer("adam", exchange="hierarchical", **s),
+        lambda **s: tf_dgc.DGCOptimizer("adam", collective="hierarchical", **s),
+        lambda **s: tf_dgc.CompressedOptimizer("adam", collective="hierarchical", **s),
     ):
         with pytest.raises(ValueError, match="Use `SGD` with momentum, or another"):
             make()

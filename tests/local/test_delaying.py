@@ -394,7 +394,10 @@ def test_config_round_trip(settings):
         ({"parts": 3, "delay": 0}, "so pass a `delay`"),
         ({"period": lambda step: 4, "parts": 2}, "that `parts` divides"),
         ({"parts": 3, "compressor": "global_top_k"}, "cannot be exchanged in parts"),
-        ({"exchange": tf_dgc.collectives.Gossip("ring")}, "there is no mean to delay"),
+        (
+            {"collective": tf_dgc.collectives.Gossip("ring")},
+            "there is no mean to delay",
+        ),
         (
             {"parts": 3, "outer": keras.optimizers.SGD(1.0, use_ema=True)},
             "Use `parts=1`, or no `use_ema`",

@@ -25,7 +25,7 @@ STEPS = 5
 
 def gossip(graph="ring", step_size=None, period=1, **settings):
     exchange = Gossip(graph, step_size)
-    return tf_dgc.LocalOptimizer(O.SGD(RATE), period, exchange=exchange, **settings)
+    return tf_dgc.LocalOptimizer(O.SGD(RATE), period, collective=exchange, **settings)
 
 
 def make_trainer(strategy, dtype="float64", traced=None, **settings):
@@ -153,7 +153,7 @@ def test_bytes_are_those_that_go_to_neighbours(strategies, monkeypatch):
         trainer.step(gradients)
     assert not sent  # nothing is of all workers
     stats = trainer.optimizer.stats
-    assert stats.exchange == "gossip"
+    assert stats.collective == "gossip"
     assert stats.steps == 2
     assert stats.entries_per_step == 2 * 125
     assert 2 * 8 * 125 <= stats.bytes_per_step <= 2 * 8 * 130
@@ -249,7 +249,7 @@ def test_the_best_weights_are_the_mean_that_was_measured(strategies):
     with strategies[2].scope():
         model = keras.Sequential([keras.Input((4,)), keras.layers.Dense(1)])
         mixing = tf_dgc.collectives.Gossip(np.array([[0.9, 0.1], [0.1, 0.9]]))
-        optimizer = tf_dgc.LocalOptimizer("sgd", 2, exchange=mixing)
+        optimizer = tf_dgc.LocalOptimizer("sgd", 2, collective=mixing)
         model.compile(optimizer, "mse", run_eagerly=True)
     worst = keras.callbacks.EarlyStopping(
         mode="max", patience=1, restore_best_weights=True
@@ -318,7 +318,7 @@ def test_a_state_of_all_tensors_is_refused(strategies):
 
 def test_others_do_not_take_it():
     with pytest.raises(ValueError, match=r"Use `tf_dgc.LocalOptimizer\(inner, 1"):
-        tf_dgc.DGCOptimizer("sgd", exchange=Gossip())
+        tf_dgc.DGCOptimizer("sgd", collective=Gossip())
 
 
 @pytest.mark.slow

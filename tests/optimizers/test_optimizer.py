@@ -487,7 +487,7 @@ def test_loading_state_of_other_settings_is_refused(tmp_path):
         (lambda: tf_dgc.DGCOptimizer("sgd"), "sparsity", 0.5),
         (lambda: tf_dgc.DGCOptimizer("sgd"), "value_dtype", "bfloat16"),
         (lambda: tf_dgc.DGCOptimizer("sgd"), "momentum_correction", False),
-        (lambda: tf_dgc.DGCOptimizer("sgd"), "exchange", "tree"),
+        (lambda: tf_dgc.DGCOptimizer("sgd"), "collective", "tree"),
         (lambda: tf_dgc.CompressedOptimizer("sgd"), "compressor", "qsgd"),
         (lambda: tf_dgc.LocalOptimizer("sgd", 2), "period", 3),
         (lambda: tf_dgc.DGCOptimizer("sgd"), "momentum", 0.5),

@@ -54,7 +54,7 @@ def assert_same(one, other, exact=True):
 
 
 def assert_overlaps(optimizer):
-    assert optimizer.stats.exchange.endswith(" buckets")
+    assert optimizer.stats.collective.endswith(" buckets")
 
 
 def assert_same_after(pair, number, steps):
@@ -80,7 +80,7 @@ def test_the_same_bits(strategies, method, number):
         for trainer in pair:
             trainer.step(make_gradients(number, step))
     assert_same(*pair, exact=number < 3 or method in {"dgc", "none", "qsgd"})
-    name = pair[1].optimizer.stats.exchange
+    name = pair[1].optimizer.stats.collective
     assert name == ("ring" if number == 1 else "ring, 5 buckets")
     sent = [t.optimizer.stats.entries for t in pair]
     assert sent[0] == sent[1] > 0
@@ -101,9 +101,9 @@ def test_the_same_by_other_kinds_of_steps(strategies, monkeypatch, path):
     "settings",
     rows(
         [
-            {"exchange": "gtopk"},
-            {"exchange": "butterfly"},
-            {"exchange": tf_dgc.collectives.Hierarchical([[0, 1], [2, 3]])},
+            {"collective": "gtopk"},
+            {"collective": "butterfly"},
+            {"collective": tf_dgc.collectives.Hierarchical([[0, 1], [2, 3]])},
             {"uncompressed_dtype": "bfloat16"},
             {"value_dtype": "mxint8", "check_every": 1},
         ],
@@ -311,11 +311,11 @@ def test_auto_states_what_it_chose(strategies, monkeypatch):
     monkeypatch.setattr(autotune, "choose_algorithm", lambda *_: measured)
     monkeypatch.setattr(autotune, "_WORTH_IT", 10.0)
     one, other = (
-        make_trainer(strategies[2], "none", overlap, exchange="auto")
+        make_trainer(strategies[2], "none", overlap, collective="auto")
         for overlap in (False, LONG)
     )
-    assert one.optimizer.stats.exchange == "butterfly"
-    assert other.optimizer.stats.exchange == "butterfly, 5 buckets"
+    assert one.optimizer.stats.collective == "butterfly"
+    assert other.optimizer.stats.collective == "butterfly, 5 buckets"
 
 
 @pytest.mark.parametrize("overlap", ["yes", 0, 0.0, -1.0, float("nan"), float("inf")])

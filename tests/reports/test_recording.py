@@ -45,7 +45,7 @@ def test_what_is_written(tmp_path):
     assert (run.model, run.workers) == ("small", 2)
     assert run.versions["tf_dgc"] == tf_dgc.__version__
     assert run.methods[""]["name"] == "DGCOptimizer, top_k"
-    assert run.methods[""]["exchange"] == "ring"
+    assert run.methods[""]["collective"] == "ring"
     settings = run.methods[""]["settings"]
     assert settings["inner"]["config"]["learning_rate"] == pytest.approx(0.1)
     stats = model.optimizer.stats

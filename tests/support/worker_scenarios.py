@@ -144,7 +144,7 @@ def scenario_two_levels(directory):
     exchange = tf_dgc.collectives.Hierarchical([[0, 2], [1, 3]])
 
     def make():
-        return tf_dgc.DGCOptimizer(SGD(0.05, momentum=0.9), 0.9, exchange=exchange)
+        return tf_dgc.DGCOptimizer(SGD(0.05, momentum=0.9), 0.9, collective=exchange)
 
     model, result = fit(make)
     return {**result, "state": copies_of_this_worker(model)}
@@ -155,14 +155,14 @@ def scenario_auto(directory):
 
     def make():
         inner = SGD(0.05, momentum=0.9)
-        return tf_dgc.DGCOptimizer(inner, 0.9, exchange="auto", min_compress_size=1)
+        return tf_dgc.DGCOptimizer(inner, 0.9, collective="auto", min_compress_size=1)
 
     model, result = fit(make)
     path = directory / f"{RANK}.keras"
     model.save(path)
     with STRATEGY.scope():
         again = keras.models.load_model(path)
-    chosen = [m.optimizer.stats.exchange for m in (model, again)]
+    chosen = [m.optimizer.stats.collective for m in (model, again)]
     return {**result, "chosen": chosen}
 
 
@@ -180,7 +180,7 @@ def scenario_overlap(directory):
                 return tf_dgc.CompressedOptimizer(SGD(0.01), name, **asks)
 
             model, result = fit(make)
-            result["exchange"] = model.optimizer.stats.exchange
+            result["collective"] = model.optimizer.stats.collective
             found[f"{name} {overlap}"] = result
     return found
 

@@ -29,14 +29,14 @@ class Prediction(NamedTuple):
     Attributes:
         timing: the method and its step on one worker.
         num_workers: number of workers.
-        exchange: name of the algorithm that `exchange="auto"` would choose.
+        collective: name of the algorithm that `collective="auto"` would choose.
         seconds: seconds of a step, averaged over the period of local steps.
         sent: bytes that a worker sends per step, averaged likewise.
     """
 
     timing: StepTiming
     num_workers: int
-    exchange: str
+    collective: str
     seconds: float
     sent: float
 
@@ -77,7 +77,7 @@ def round_trip_of(links: LinkSpeeds) -> float:
 
 
 def predict_step(timing: StepTiming, num_workers: int, links: LinkSpeeds) -> Prediction:
-    """Predict a step with the algorithm that `exchange="auto"` would choose."""
+    """Predict a step with the algorithm that `collective="auto"` would choose."""
     requests = timing.requests(num_workers)
     period = timing.candidate.period
     algorithms = _algorithms(timing, num_workers)

@@ -73,7 +73,7 @@ class LocalOptimizer(LocalWeightsOptimizer):
         check_every: number of rounds between comparisons of the anchors' checksums,
             starting with the first round. None for no comparisons.
         on_divergence: reaction on all workers if anchors differ: "raise" or "warn".
-        exchange: a collective algorithm, or its name; or `tf_dgc.collectives.Gossip`,
+        collective: a collective algorithm, or its name; or `tf_dgc.collectives.Gossip`,
             with which a worker exchanges with its neighbors only, without `outer`.
         track_drift: whether to measure `drift` at the end of each round, which takes
             one more collective, of 4 kB.
@@ -109,7 +109,7 @@ class LocalOptimizer(LocalWeightsOptimizer):
         "seed",
         "check_every",
         "on_divergence",
-        "exchange",
+        "collective",
         "track_drift",
         "delay",
         "parts",
@@ -129,7 +129,7 @@ class LocalOptimizer(LocalWeightsOptimizer):
         name: str = "local_optimizer",
         check_every: int | None = 1000,
         on_divergence: str = "raise",
-        exchange: CollectiveAlgorithm | str = "ring",
+        collective: CollectiveAlgorithm | str = "ring",
         track_drift: bool = False,
         delay: int = 0,
         parts: int = 1,
@@ -137,11 +137,13 @@ class LocalOptimizer(LocalWeightsOptimizer):
         period = schedules.get_period(period)
         compressor = compressors.get(compressor)
         delay, parts = streaming.check_fragments(
-            delay, parts, period, compressor, exchange
+            delay, parts, period, compressor, collective
         )
         feedback = validation.uses_error_feedback(compressor, error_feedback)
         validation.check_min_compress_size(min_compress_size)
-        algorithm = validation.get_exchange(exchange, compressor, feedback, gossip=True)
+        algorithm = validation.get_collective(
+            collective, compressor, feedback, gossip=True
+        )
         divergence.check_divergence_settings(check_every, on_divergence)
         strategy = prepare(tf.distribute.get_strategy())
         gossip.check_gossip(
@@ -175,7 +177,7 @@ class LocalOptimizer(LocalWeightsOptimizer):
         self.seed = settings.seed
         self.check_every = check_every and int(check_every)
         self.on_divergence = on_divergence
-        self.exchange = exchange  # as passed, a name or an object
+        self.collective = collective  # as passed, a name or an object
         self.track_drift = bool(track_drift)
         self.delay = delay
         self.parts = parts
@@ -262,7 +264,7 @@ class LocalOptimizer(LocalWeightsOptimizer):
         return [*super().wrapped_optimizers, self.outer_optimizer]
 
     def _repr_arguments(self) -> list[str]:
-        if isinstance(self.exchange, Gossip):
+        if isinstance(self.collective, Gossip):
             return super()._repr_arguments()
         text = inner_hyperparameters.describe_constructor(
             type(self.outer_optimizer),
@@ -281,7 +283,7 @@ class LocalOptimizer(LocalWeightsOptimizer):
 
     def collect_config(self, serialize: Serialize) -> dict[str, Any]:
         """Return the constructor's arguments: see `OptimizerWrapper`."""
-        gossips = isinstance(self.exchange, Gossip)
+        gossips = isinstance(self.collective, Gossip)
         outer = None if gossips else serialize(self.outer_optimizer)
         return {**super().collect_config(serialize), "outer": outer}
 

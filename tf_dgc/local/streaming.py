@@ -224,16 +224,16 @@ def split_fragments(sizes: Sequence[int], num_fragments: int) -> list[list[int]]
 
 
 def check_fragments(
-    delay: Any, parts: Any, period: Any, compressor: Compressor, exchange: Any
+    delay: Any, parts: Any, period: Any, compressor: Compressor, collective: Any
 ) -> tuple[int, int]:
     """Return `delay` and `parts` as ints; raise `ValueError` if they are invalid."""
     delay = arguments.check_whole("delay", delay, 0, " of steps (0: none)")
     parts = arguments.check_whole("parts", parts, 1, " of parts of the model")
     received = f"Received: delay={delay}, parts={parts}, period={show(period)}"
-    if delay and isinstance(exchange, Gossip):
+    if delay and isinstance(collective, Gossip):
         raise ValueError(
             "With `Gossip` a worker waits for its neighbors only, so there is no mean "
-            f"to delay. Use `delay=0`. {received}, {exchange!r}"
+            f"to delay. Use `delay=0`. {received}, {collective!r}"
         )
     if parts == 1:
         longest = delay if callable(period) else period

@@ -74,11 +74,11 @@ class CompressedOptimizer(CollectiveOptimizer):
             workers, which are sent with the gradients. None: never.
         on_divergence: action of all workers if models differ: "raise", before anything
             is updated, or "warn". Both name workers and variables.
-        exchange: collective algorithm, or its name; `tf-dgc exchanges` lists them.
+        collective: collective algorithm, or its name; `tf-dgc collectives` lists them.
         overlap: whether to exchange buckets of gradients during the backward pass; a
             model of the links determines the buckets. A number is the duration of the
             backward pass in seconds. A gradient that is not finite then skips the step
-            on all workers. None: only if `exchange="auto"` finds that it pays.
+            on all workers. None: only if `collective="auto"` finds that it pays.
 
     Attributes:
         inner_optimizer: copy of `inner` that applies the update.
@@ -113,7 +113,7 @@ class CompressedOptimizer(CollectiveOptimizer):
         "track_staleness",
         "check_every",
         "on_divergence",
-        "exchange",
+        "collective",
         "overlap",
     )
     fixed = frozenset(config_keys)
@@ -134,14 +134,14 @@ class CompressedOptimizer(CollectiveOptimizer):
         track_staleness: bool = False,
         check_every: int | None = 1000,
         on_divergence: str = "raise",
-        exchange: CollectiveAlgorithm | str = "ring",
+        collective: CollectiveAlgorithm | str = "ring",
         overlap: bool | float | None = None,
     ):
         compressor = compressors.get(compressor)
         feedback = validation.uses_error_feedback(compressor, error_feedback)
         self._check_momentum_correction(momentum_correction, feedback)
         validation.check_min_compress_size(min_compress_size)
-        algorithm = validation.get_exchange(exchange, compressor, feedback)
+        algorithm = validation.get_collective(collective, compressor, feedback)
         divergence.check_divergence_settings(check_every, on_divergence)
         strategy = prepare(tf.distribute.get_strategy())
         inner = get_inner_optimizer(inner)
@@ -183,7 +183,7 @@ class CompressedOptimizer(CollectiveOptimizer):
         self.track_staleness = settings.track_staleness
         self.check_every = check_every and int(check_every)
         self.on_divergence = on_divergence
-        self.exchange = exchange  # the name, if it was passed
+        self.collective = collective  # the name, if it was passed
         self.overlap = overlap
         self.velocity: list[PerWorkerVariable] = []
         self.second_moment: list[PerWorkerVariable] = []

@@ -73,7 +73,7 @@ class DGCOptimizer(CompressedOptimizer):
         track_staleness: see `CompressedOptimizer`.
         check_every: see `CompressedOptimizer`.
         on_divergence: see `CompressedOptimizer`.
-        exchange: see `CompressedOptimizer`.
+        collective: see `CompressedOptimizer`.
         overlap: see `CompressedOptimizer`.
 
     Attributes:
@@ -121,14 +121,14 @@ class DGCOptimizer(CompressedOptimizer):
         track_staleness: bool = False,
         check_every: int | None = 1000,
         on_divergence: str = "raise",
-        exchange: CollectiveAlgorithm | str = "ring",
+        collective: CollectiveAlgorithm | str = "ring",
         overlap: bool | float | None = None,
     ):
         sparsity = schedules.get_sparsity(sparsity)
         value_types.check_choice(value_dtype)
         value_types.check_uncompressed_choice(uncompressed_dtype)
         validation.check_uncompressed_dtype(
-            collectives.get(exchange), uncompressed_dtype
+            collectives.get(collective), uncompressed_dtype
         )
         super().__init__(
             inner,
@@ -143,7 +143,7 @@ class DGCOptimizer(CompressedOptimizer):
             track_staleness=track_staleness,
             check_every=check_every,
             on_divergence=on_divergence,
-            exchange=exchange,
+            collective=collective,
             overlap=overlap,
         )
         self._settings = dataclasses.replace(

@@ -69,8 +69,8 @@ class RunRecord:
         model: name of the model.
         workers: number of workers; None if unknown.
         versions: versions of the packages by name.
-        methods: dictionaries by optimizer name, with "name", "exchange" and "settings"
-            (the config).
+        methods: dictionaries by optimizer name, with "name", "collective" and
+            "settings" (the config).
         variables: the model's trainable variables.
         epochs: epochs in order.
     """
