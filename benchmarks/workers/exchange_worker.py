@@ -147,7 +147,7 @@ def make_step(strategy, exchange, payload):
 
 def _optimizer(exchange, sparsity, number):
     """Return an optimizer of steps without overlap, which one tensor does not have."""
-    settings = {"check_every": None, "overlap": False}
+    settings = {"diagnostics": tf_dgc.Diagnostics(check_every=None), "overlap": False}
     sgd = keras.optimizers.SGD(0.01, momentum=0.9)
     if exchange == "scale_com":
         method = tf_dgc.compressors.ScaleCom(sparsity)

@@ -127,7 +127,11 @@ def _wait(done, seconds):
 
 def _optimizer(method, overlap, exchange):
     sgd = keras.optimizers.SGD(0.01, momentum=0.9)
-    asks = {"check_every": None, "overlap": overlap, "collective": exchange}
+    asks = {
+        "diagnostics": tf_dgc.Diagnostics(check_every=None),
+        "overlap": overlap,
+        "collective": exchange,
+    }
     if method == "dgc":
         return tf_dgc.DGCOptimizer(sgd, **asks)
     name, *rank = method.split()

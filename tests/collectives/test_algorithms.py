@@ -230,13 +230,16 @@ SETTINGS = {
         keras.optimizers.SGD(0.5, momentum=0.5),
         tf_dgc.schedules.PiecewiseConstantSparsity([1], [0.0, 0.97]),
         collective=exchange,
-        check_every=1,
+        diagnostics=tf_dgc.Diagnostics(check_every=1),
     ),
     "composed, of two rounds": lambda exchange: tf_dgc.CompressedOptimizer(
         keras.optimizers.SGD(0.5), "scale_com", collective=exchange
     ),
     "by the engine": lambda exchange: tf_dgc.CompressedOptimizer(
-        keras.optimizers.SGD(0.5), "two_bit", collective=exchange, check_every=2
+        keras.optimizers.SGD(0.5),
+        "two_bit",
+        collective=exchange,
+        diagnostics=tf_dgc.Diagnostics(check_every=2),
     ),
 }
 

@@ -230,7 +230,9 @@ def test_is_the_algorithm(strategies, name, mode):
     groups = GROUPS[name]
     sgd = lambda: keras.optimizers.SGD(0.25, momentum=0.5)  # noqa: E731
     trainer = make_trainer(
-        *(strategies, groups, sgd), traced=mode == "traced", factor_masking=True
+        *(strategies, groups, sgd),
+        traced=mode == "traced",
+        corrections=tf_dgc.Corrections(factor_masking=True),
     )
     reference = Reference(groups, 0.5)
     weights = [w.astype("float64").ravel() for w in trainer.weights()]
@@ -264,7 +266,10 @@ def test_is_the_algorithm(strategies, name, mode):
 def test_nothing_is_lost(strategies, uncompressed_dtype):
     """What was sent and what is kept add up; one worker's NaN costs its own part."""
     sgd = lambda: keras.optimizers.SGD(0.25)  # noqa: E731
-    settings = {"uncompressed_dtype": uncompressed_dtype, "check_every": 2}
+    settings = {
+        "uncompressed_dtype": uncompressed_dtype,
+        "diagnostics": tf_dgc.Diagnostics(check_every=2),
+    }
     trainer = make_trainer(strategies, GROUPS["2x2"], sgd, None, **settings)
     rng = np.random.default_rng(0)
     before = trainer.weights()
@@ -358,7 +363,13 @@ def test_a_machine_sends_as_much_as_a_worker(strategies):
     sgd = lambda: keras.optimizers.SGD(0.25)  # noqa: E731
     sent = []
     for groups in (GROUPS["2x2"], None):
-        trainer = make_trainer(strategies, groups, sgd, False, check_every=None)
+        trainer = make_trainer(
+            strategies,
+            groups,
+            sgd,
+            False,
+            diagnostics=tf_dgc.Diagnostics(check_every=None),
+        )
         trainer.step(whole_numbers(np.random.default_rng(0), 4))
         stats = trainer.optimizer.stats
         sent.append((stats.entries_per_step - 9, stats.bytes_per_step))
@@ -436,4 +447,4 @@ def test_adam_is_not_corrected():
     ):
         with pytest.raises(ValueError, match="Use `SGD` with momentum, or another"):
             make()
-        make(adam_correction=False)
+        make(corrections=tf_dgc.Corrections(adam=False))

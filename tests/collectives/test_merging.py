@@ -37,7 +37,11 @@ def make_trainer(strategies, number, exchange, inner=None, whole=False, **settin
 def test_nothing_is_lost(strategies, number, exchange):
     """What was sent and what is kept add up, to the last bit; all have the same."""
     plain = lambda: keras.optimizers.SGD(0.25)  # noqa: E731
-    settings = {"sparsity": 0.97, "check_every": 2, "whole": True}
+    settings = {
+        "sparsity": 0.97,
+        "diagnostics": tf_dgc.Diagnostics(check_every=2),
+        "whole": True,
+    }
     trainer = make_trainer(strategies, number, exchange, plain, **settings)
     rng = np.random.default_rng(0)
     before = trainer.weights()
@@ -80,7 +84,10 @@ def test_as_one_worker_it_is_dgc(strategies, exchange):
 def test_velocity_and_a_schedule(strategies, exchange):
     """Dense at first; then velocities are cleared where entries were kept."""
     schedule = tf_dgc.schedules.PiecewiseConstantSparsity([1], [0.0, 0.9])
-    settings = {"sparsity": schedule, "factor_masking": True}
+    settings = {
+        "sparsity": schedule,
+        "corrections": tf_dgc.Corrections(factor_masking=True),
+    }
     trainer = make_trainer(strategies, 2, exchange, **settings)
     rng = np.random.default_rng(0)
     for _ in range(3):

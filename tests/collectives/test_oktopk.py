@@ -172,9 +172,9 @@ class Reference:
 
 def run(form, words, collective=None, record=None):
     number = len(words)
-    collective = exchange or OkTopK()
+    algorithm = collective or OkTopK()
     return run_all(
-        [exchange.merge(w, form, Rank(i, number)) for i, w in enumerate(words)], record
+        [algorithm.merge(w, form, Rank(i, number)) for i, w in enumerate(words)], record
     )
 
 

@@ -264,12 +264,16 @@ def test_the_best_weights_are_the_mean_that_was_measured(strategies):
 
 
 def test_drift_is_measured(strategies):
-    trainer = make_trainer(strategies[3], graph=PATH, track_drift=True)
+    trainer = make_trainer(
+        strategies[3],
+        graph=PATH,
+        diagnostics=tf_dgc.Diagnostics(track_consensus_distance=True),
+    )
     for gradients in make_gradients(3, 2, shapes=SHAPES):
         trainer.step(gradients)
     mean = np.mean(each(trainer), axis=0)
     expected = max(np.linalg.norm(w - mean) for w in each(trainer))
-    np.testing.assert_allclose(trainer.optimizer.drift, expected, rtol=0.1)
+    np.testing.assert_allclose(trainer.optimizer.consensus_distance, expected, rtol=0.1)
 
 
 # --- settings -------------------------------------------------------------------------

@@ -376,7 +376,10 @@ def test_a_checkpoint_of_one_worker_is_refused(strategies, tmp_path):
     [
         {},
         {"outer": O.SGD(0.5), "compressor": "top_k", "seed": 3, "collective": "tree"},
-        {"period": PiecewiseConstantPeriod([5], [1, 8]), "check_every": None},
+        {
+            "period": PiecewiseConstantPeriod([5], [1, 8]),
+            "diagnostics": tf_dgc.Diagnostics(check_every=None),
+        },
         {"inner": O.AdamW(0.01, clipnorm=1.0), "name": "mine"},
     ],
 )

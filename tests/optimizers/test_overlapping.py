@@ -105,7 +105,7 @@ def test_the_same_by_other_kinds_of_steps(strategies, monkeypatch, path):
             {"collective": "butterfly"},
             {"collective": tf_dgc.collectives.Hierarchical([[0, 1], [2, 3]])},
             {"uncompressed_dtype": "bfloat16"},
-            {"value_dtype": "mxint8", "check_every": 1},
+            {"value_dtype": "mxint8", "diagnostics": tf_dgc.Diagnostics(check_every=1)},
         ],
         [],
     ),
@@ -120,7 +120,7 @@ def test_the_same_with_settings(strategies, settings):
 def test_the_same_traced_on_a_schedule(strategies, inner):
     """Dense steps at first, as is known only when they run; Keras's own update."""
     schedule = tf_dgc.schedules.PiecewiseConstantSparsity([1], [0.0, 0.9])
-    settings = {"sparsity": schedule, "adam_correction": False}
+    settings = {"sparsity": schedule, "corrections": tf_dgc.Corrections(adam=False)}
     make = {
         "adam": lambda: keras.optimizers.Adam(0.01),
         "sgd": lambda: keras.optimizers.SGD(0.25, 0.5, clipvalue=3.0, use_ema=True),
@@ -337,9 +337,16 @@ def test_what_is_no_overlap(overlap):
             lambda: tf_dgc.CompressedOptimizer("sgd", "global_top_k", overlap=True),
             "sees all of them as one",
         ),
-        (lambda: tf_dgc.DGCOptimizer("adam", overlap=0.1), "adam_correction=False"),
         (
-            lambda: tf_dgc.DGCOptimizer("sgd", overlap=True, track_staleness=True),
+            lambda: tf_dgc.DGCOptimizer("adam", overlap=0.1),
+            r"Corrections\(adam=False\)",
+        ),
+        (
+            lambda: tf_dgc.DGCOptimizer(
+                "sgd",
+                overlap=True,
+                diagnostics=tf_dgc.Diagnostics(track_staleness=True),
+            ),
             "`track_staleness` counts",
         ),
     ],

@@ -226,7 +226,7 @@ def overlap_hindrance(
     if hyperparameters.clipping["global_clipnorm"]:
         return "`global_clipnorm` needs all of them. Use `clipnorm`"
     if hyperparameters.adam:
-        return "the Adam correction samples all of them. Use `adam_correction=False`"
+        return "the Adam correction samples all of them. Use `Corrections(adam=False)`"
     if hyperparameters.accumulation_steps > 1:
         return (
             "with `gradient_accumulation_steps` the last of several calls takes the "

@@ -116,10 +116,11 @@ def check_adam_correction(
         raise ValueError(
             f"With {algorithm!r} the workers of a machine add up their gradients "
             "before they compress, so no worker has the second moment of its own "
-            "gradient, which `adam_correction` divides by. Use `SGD` with momentum, or "
-            "another `collective`. (`adam_correction=False` applies the rule to the "
+            "gradient, which `Corrections(adam=True)` divides by. Use `SGD` with "
+            "momentum, or "
+            "another `collective`. (`Corrections(adam=False)` applies the rule to the "
             "sum, and an entry that is sent every T steps moves T**0.5 times too "
-            "little.) Received: adam_correction=True"
+            "little.) Received: corrections with adam=True"
         )
 
 
@@ -139,10 +140,10 @@ def check_momentum_correction(momentum_correction: bool, error_feedback: bool) -
     """Raise `ValueError` for momentum correction without error feedback."""
     if momentum_correction and not error_feedback:
         raise ValueError(
-            "`momentum_correction` accumulates the velocity in the residual, so it "
-            "needs error feedback. Leave it out (momentum then stays with the inner "
-            "optimizer), or use a compressor with error feedback. "
-            "Received: momentum_correction=True, without error feedback"
+            "`Corrections(momentum=True)` accumulates the velocity in the residual, "
+            "so it needs error feedback. Leave it out (momentum then stays with the "
+            "inner optimizer), or use a compressor with error feedback. "
+            "Received: corrections with momentum=True, without error feedback"
         )
 
 

@@ -17,7 +17,7 @@ _COUNTERS = (  # logs of `CompressionMonitor` that are no metrics
     "nonfinite_gradients",
     "rounds",
     "skipped_steps",
-    "drift",
+    "consensus_distance",
     "staleness_mean",
     "staleness_p99",
     "staleness_max",
