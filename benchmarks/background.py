@@ -50,7 +50,7 @@ def ways(period):
         "never": {"period": 10**9},
         "at once": {"period": period},
         "a round later": {"period": period, "delay": period},
-        "in 4 parts": {"period": period, "delay": quarter, "parts": 4},
+        "in 4 parts": {"period": period, "delay": quarter, "fragments": 4},
     }
 
 

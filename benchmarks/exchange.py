@@ -7,7 +7,7 @@ the sums themselves, and those of entries by exchanges that merge: the others ga
 entries, which are not decoded. Bytes are counted on each worker's link, protocols
 included: the most that a worker sends, beside what the exchange's formula has, and
 beside 2(N - 1)/N payloads, which a sum of one sends. Times stand beside those that the
-cost model has, of the numbers that these workers measure as with `exchange="auto"`;
+cost model has, of the numbers that these workers measure as with `collective="auto"`;
 what it has for more workers follows.
 
 With `--steps` whole steps of `DGCOptimizer` are measured too, on a model of as many
@@ -61,7 +61,9 @@ _ENTRIES = flags.DEFINE_list(
 _STEPS = flags.DEFINE_list(
     "steps", [], "Likewise, of models whose whole steps are to be measured."
 )
-_EXCHANGES = flags.DEFINE_list("exchanges", EXCHANGES, "Ways; `star N` has N servers.")
+_EXCHANGES = flags.DEFINE_list(
+    "collectives", EXCHANGES, "Ways; `star N` has N servers."
+)
 _REPEATS = flags.DEFINE_integer("repeats", 15, "Times of each, by turns.", 3)
 _TIMEOUT = flags.DEFINE_float("timeout", 600.0, "Seconds that a turn may take.")
 _JSON = flags.DEFINE_string("json", None, "File to write the rows to.")

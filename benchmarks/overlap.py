@@ -8,7 +8,7 @@ update are part of it); then a backward pass that takes as long, or `--backward`
 as long, alone, with a step behind it, and with one that overlaps; and the update, which
 cannot overlap, as it waits for everything. By turns, after a first time that traces.
 
-With `--auto` all of them have `exchange="auto"`, and one more step leaves it to that
+With `--auto` all of them have `collective="auto"`, and one more step leaves it to that
 whether to overlap; it knows the links, and not the backward pass. What it chose stands
 beside its time, by turns with the others, and what that is of the faster of both.
 

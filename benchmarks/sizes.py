@@ -63,7 +63,7 @@ def measure(variables, value_dtype, uncompressed_dtype):
         _SIZES_SPARSITY.value,
         value_dtype=value_dtype,
         uncompressed_dtype=uncompressed_dtype,
-        check_every=None,
+        diagnostics=tf_dgc.Diagnostics(check_every=None),
     )
     optimizer.build(variables)
     gradients = [tf.random.stateless_normal(v.shape, [1, 2]) for v in variables]

@@ -4,7 +4,7 @@
     sudo python benchmarks/step.py --rate 1gbit,100mbit --json step.json --plot step.svg
     python benchmarks/step.py --model resnet50 --loop fit     # and --loop custom
     sudo python benchmarks/step.py --rate 1gbit --method float16,power_sgd --peers
-    sudo python benchmarks/step.py --rate 100mbit --workers 4 --exchange gtopk,auto
+    sudo python benchmarks/step.py --rate 100mbit --workers 4 --collective gtopk,auto
 
 Modes take turns within one run, so that all of them meet the same machine:
 
@@ -17,7 +17,7 @@ dgc-tf  the same without the native operation
 engine, which all other methods use.
 
 `--method` adds a mode for each method, with the settings of `method_settings.py`;
-`no_compression` is the method `none`. `--exchange` adds one for each exchange that
+`no_compression` is the method `none`. `--collective` adds one for each exchange that
 DGC's entries go by. `--peers` adds the same model, links and SGD with PyTorch's
 DistributedDataParallel over gloo (`pip install '.[peers]'`): `torch` is dense, the
 others have one of its communication hooks.
@@ -77,7 +77,9 @@ _METHOD = flags.DEFINE_list(
     "method", [], "Names of methods to compare as well; `tf-dgc methods` lists them."
 )
 _EXCHANGE = flags.DEFINE_list(
-    "exchange", [], "Exchanges, by each of which there is a mode `dgc NAME`."
+    "collective",
+    [],
+    "Collective algorithms, by each of which there is a mode `dgc NAME`.",
 )
 _SPARSITY = flags.DEFINE_float("sparsity", 0.999, "Of DGC's steps.", 0.0, 0.999999)
 _OVERLAP = flags.DEFINE_boolean(
@@ -183,7 +185,7 @@ def _ways():
         for name in collectives.names()
         if not collectives.get(name).is_neighbor_exchange
     ]
-    return _chosen("exchange", known, _EXCHANGE.value) if _EXCHANGE.value else []
+    return _chosen("collective", known, _EXCHANGE.value) if _EXCHANGE.value else []
 
 
 def _chosen(what, known, given):

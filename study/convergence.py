@@ -16,7 +16,8 @@ its seed at the end, but for the task's tolerance; blank if any was not.
 All of it takes hours. A row is appended to `--json` when a run ends; the same command
 does only what is not done, and `--tasks` and `--methods` choose a piece. A method whose
 name has ` when sent` behind it takes the learning rate of the step in which an entry is
-sent (`rate_correction=False`). `--from_json` reports rows without training.
+sent (`scale_before_accumulation=False` of `Corrections`). `--from_json` reports rows
+without training.
 """
 
 import os

@@ -65,7 +65,7 @@ def ways(period):
         "at once": {},
         "a quarter later": {"delay": quarter},
         "a round later": {"delay": period},
-        "in 4 parts, a quarter later": {"delay": quarter, "parts": 4},
+        "in 4 parts, a quarter later": {"delay": quarter, "fragments": 4},
     }
 
 

@@ -41,6 +41,7 @@ from tasks import small
 from training import rate_search, seeded
 from training.trainer import Trainer, make_strategy
 
+import tf_dgc
 from tf_dgc.optimizers import unsupported
 
 _DATA_DIR = flags.DEFINE_string("data_dir", None, "Where TensorFlow Datasets keeps it.")
@@ -146,7 +147,9 @@ class Comparison:
             return inner
         # What is warned of is wanted here, and Adams are corrected.
         corrects = unsupported.unsupported_reason(inner) is None
-        return METHODS[method](inner, _STEPS.value, adam_correction=corrects)
+        return METHODS[method](
+            inner, _STEPS.value, corrections=tf_dgc.Corrections(adam=corrects)
+        )
 
 
 def train():

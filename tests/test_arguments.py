@@ -74,7 +74,7 @@ def test_numpy_s_whole_numbers(make, what, right, kind):
 @pytest.mark.parametrize("wrong", [*WRONG, 0, 1.5], ids=str)
 def test_steps_between_looks(wrong):
     with pytest.raises(ValueError, match=r"whole number of steps, 1 or more, or None"):
-        tf_dgc.DGCOptimizer("sgd", check_every=wrong)
+        tf_dgc.DGCOptimizer("sgd", diagnostics=tf_dgc.Diagnostics(check_every=wrong))
 
 
 @pytest.mark.parametrize(

@@ -37,6 +37,9 @@ from tf_dgc.metrics import CompressionStats
 from tf_dgc.multiworker.layer_statistics import average_statistics
 from tf_dgc.multiworker.strategy import multi_worker_strategy, prepare
 from tf_dgc.optimizers.compressed import CompressedOptimizer
+from tf_dgc.optimizers.corrections import Corrections
 from tf_dgc.optimizers.dgc import DGCOptimizer, dgc_for_steps
+from tf_dgc.optimizers.diagnostics import Diagnostics
 from tf_dgc.optimizers.inner_optimizers import DelayedNesterov, NovoGrad
 from tf_dgc.server.optimizer import ServerOptimizer
+from tf_dgc.server.staleness_correction import StalenessCorrection

@@ -129,6 +129,16 @@ def check_choice(name: str, value: Any) -> bool | None:
     )
 
 
+def check_bool(name: str, value: Any) -> bool:
+    """Return True or False; raise `ValueError` for anything else."""
+    choice = check_choice(name, value) if value in (0, 1) else None
+    if choice is None:
+        raise ValueError(
+            f"`{name}` must be True or False. Received: {name}={show(value)}"
+        )
+    return choice
+
+
 def is_whole(value: Any) -> bool:
     """Whether a value is a whole number, NumPy's and 2.0 included."""
     return _is_real(value) and bool(value == value // 1)

@@ -35,14 +35,15 @@ class CompressionMonitor(keras.callbacks.Callback):
     `CompressionMonitor` before `TensorBoard` and `CSVLogger`; `History` always has
     them.
 
-    With `track_staleness=True` of the optimizer, the logs also gain `staleness_mean`,
+    With `Diagnostics(track_staleness=True)`, the logs also gain `staleness_mean`,
     `staleness_p99` and `staleness_max`: the steps since entries were last sent, on this
     worker. They differ between workers, so don't base decisions on them that all
     workers must make alike (such as those of `EarlyStopping`).
 
     With a `LocalOptimizer`, `_per_step` counts a round, and the logs also gain `rounds`
-    and `skipped_steps` of this worker; with `track_drift=True` also `drift`, the
-    largest distance of any worker's weights from the mean at the end of the last round.
+    and `skipped_steps` of this worker; with
+    `Diagnostics(track_consensus_distance=True)` also `consensus_distance`, the largest
+    distance of any worker's weights from the mean at the end of the last round.
 
     Warns once if compression does not pay (one worker, or more bytes than without), and
     says what to do.
@@ -179,8 +180,8 @@ def _statistics(optimizer: MonitoredOptimizer) -> dict[str, float]:
     }
     if isinstance(optimizer, LocalOptimizer):
         logs |= {"rounds": stats.steps, "skipped_steps": optimizer.skipped}
-        if optimizer.drift is not None:
-            logs["drift"] = optimizer.drift
+        if optimizer.consensus_distance is not None:
+            logs["consensus_distance"] = optimizer.consensus_distance
     elif (staleness := optimizer.staleness) is not None:
         logs |= {
             "staleness_mean": staleness.mean,

@@ -27,7 +27,7 @@ class CompressionStats:
         entries_per_step: number of entries sent in the last step.
         bytes_per_step: number of bytes passed to the collectives in the last step.
         dense_bytes_per_step: number of bytes of a dense all-reduce in the last step.
-        exchange: name of the collective algorithm; with "auto" the one that was chosen,
+        collective: name of the collective algorithm; with "auto" the chosen one,
             preceded by "float16, " if gradients are sent as float16 without further
             compression, and with the number of buckets of overlapping steps.
     """
@@ -40,7 +40,7 @@ class CompressionStats:
     entries_per_step: int
     bytes_per_step: int
     dense_bytes_per_step: int
-    exchange: str = "ring"
+    collective: str = "ring"
 
     @property
     def ratio(self) -> float:
@@ -102,11 +102,11 @@ def count_step(
     counters.assign(tf.concat([totals, step[1:4]], axis=0))
 
 
-def read_stats(counters: keras.Variable | None, exchange: str) -> CompressionStats:
+def read_stats(counters: keras.Variable | None, collective: str) -> CompressionStats:
     """Return the counters' values; zeros if the optimizer is not built (None)."""
     values = [0] * len(_COUNTERS) if counters is None else counters.numpy()
     counts: dict[str, Any] = dict(zip(_COUNTERS, map(int, values), strict=True))
-    return CompressionStats(**counts, exchange=exchange)
+    return CompressionStats(**counts, collective=collective)
 
 
 def dense_bytes(variables: Sequence[keras.Variable]) -> int:

@@ -71,7 +71,7 @@ class SparsitySchedule(Schedule):
         """The sparsity that the schedule reaches; None for that of iteration 0.
 
         It determines how much of an Adam's momentum is corrected, and which algorithm
-        `exchange="auto"` chooses.
+        `collective="auto"` chooses.
         """
         return None
 

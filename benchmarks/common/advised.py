@@ -92,7 +92,7 @@ def _rows(timed, number, text, speeds):
             "workers": number,
             "link": text,
             "method": p.name,
-            "exchange": p.exchange,
+            "exchange": p.collective,
             "predicted_ms": 1000 * p.seconds,
             "alone_ms": 1000 * p.timing.seconds,
             "advised": "*" if p is best else "",

@@ -1,4 +1,4 @@
-"""What `exchange="auto"` would choose among exchanges that were measured."""
+"""What `collective="auto"` would choose among exchanges that were measured."""
 
 from common.ways import METHODS, make
 from tf_dgc.collectives import Auto, LinkSpeeds
@@ -18,7 +18,7 @@ COLUMNS = [
 
 
 def choices(rows):
-    """Return what `exchange="auto"` would choose in each case, beside the fastest.
+    """Return what `collective="auto"` would choose in each case, beside the fastest.
 
     Of its candidates that were measured, the one by which the model goes; a
     gather that is not merged is behind by what the decoding of its buffers takes, on

@@ -66,7 +66,9 @@ def method(name):
     """Return how the optimizer of a method is made, and what differs for its SGD."""
     if name.endswith(WHEN_SENT):
         make, settings = method(name.removesuffix(WHEN_SENT))
-        return functools.partial(make, rate_correction=False), settings
+        return functools.partial(
+            make, corrections=tf_dgc.Corrections(scale_before_accumulation=False)
+        ), settings
     if name in DGC:
         return _Dgc(DGC[name], warms_up=True), {}
     if name == FOR_STEPS:
@@ -88,9 +90,24 @@ def ablation(clipnorm):
     unclipped = {"global_clipnorm": None}
     clipped = {"global_clipnorm": clipnorm or 5.0}
     switches = [
-        ("top-k alone", unclipped, {"momentum_correction": False}, False),
-        ("+ momentum correction", unclipped, {"factor_masking": False}, False),
-        ("+ local clipping", clipped, {"factor_masking": False}, False),
+        (
+            "top-k alone",
+            unclipped,
+            {"corrections": tf_dgc.Corrections(momentum=False)},
+            False,
+        ),
+        (
+            "+ momentum correction",
+            unclipped,
+            {"corrections": tf_dgc.Corrections(factor_masking=False)},
+            False,
+        ),
+        (
+            "+ local clipping",
+            clipped,
+            {"corrections": tf_dgc.Corrections(factor_masking=False)},
+            False,
+        ),
         ("+ factor masking", clipped, {}, False),
         ("+ warm-up", clipped, {}, True),
     ]

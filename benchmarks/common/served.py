@@ -195,7 +195,7 @@ def optimizer(inner, settings):
         inner,
         settings["mode"],
         compressor=tf_dgc.compressors.TopK(settings["sparsity"]),
-        factor_masking=settings.get("factor_masking"),
+        corrections=tf_dgc.Corrections(factor_masking=settings.get("factor_masking")),
         pull=settings["pull"],
         pull_sparsity=settings.get("pull_sparsity"),
         **numbers.get(settings["mode"], {}),

@@ -66,7 +66,7 @@ class Worker:
             times.append(1000 * (time.perf_counter() - start))
         stats = getattr(optimizer, "stats", None)
         sent = stats.bytes_per_step if stats else None
-        exchange = stats.exchange if stats else "ring"
+        exchange = stats.collective if stats else "ring"
         return {"ms": times, "sent_bytes": sent, "exchange": exchange}
 
     def _trainer(self, key):
@@ -118,7 +118,7 @@ def _inner():
 def _optimizer(method, auto):
     """Return the optimizer of a way to train, by what the advice says to write."""
     (candidate,) = (c for c in timing.find_candidates([method]) if c.name == method)
-    code = f'{candidate.code[:-1]}, exchange="auto")' if auto else candidate.code
+    code = f'{candidate.code[:-1]}, collective="auto")' if auto else candidate.code
     return eval(code, {"tf_dgc": tf_dgc, "optimizer": _inner()})
 
 

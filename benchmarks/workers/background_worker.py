@@ -61,7 +61,7 @@ class Worker:
             optimizer = tf_dgc.LocalOptimizer(
                 keras.optimizers.SGD(0.01),
                 compressor=self._settings["compressor"],
-                check_every=None,
+                diagnostics=tf_dgc.Diagnostics(check_every=None),
                 **dict(chosen),
             )
             optimizer.build(variables)

@@ -73,7 +73,7 @@ class Worker:
         step, optimizer = self._whole[exchange, payload]
         found = {"ms": _milliseconds(step, start)}
         stats = optimizer.stats
-        return {**found, "bytes": stats.bytes_per_step, "stated": stats.exchange}
+        return {**found, "bytes": stats.bytes_per_step, "stated": stats.collective}
 
     def _probe(self):
         """Return what all workers measure together, as a list."""
@@ -147,7 +147,7 @@ def make_step(strategy, exchange, payload):
 
 def _optimizer(exchange, sparsity, number):
     """Return an optimizer of steps without overlap, which one tensor does not have."""
-    settings = {"check_every": None, "overlap": False}
+    settings = {"diagnostics": tf_dgc.Diagnostics(check_every=None), "overlap": False}
     sgd = keras.optimizers.SGD(0.01, momentum=0.9)
     if exchange == "scale_com":
         method = tf_dgc.compressors.ScaleCom(sparsity)
@@ -155,7 +155,7 @@ def _optimizer(exchange, sparsity, number):
     if exchange in METHODS:
         return tf_dgc.CompressedOptimizer(sgd, exchange, **settings)
     ways = make(exchange, number)
-    return tf_dgc.DGCOptimizer(sgd, sparsity, exchange=ways, **settings)
+    return tf_dgc.DGCOptimizer(sgd, sparsity, collective=ways, **settings)
 
 
 def _some(tensor):

@@ -64,7 +64,7 @@ class Worker:
         step().numpy()
         found = {"ms": 1000 * (time.perf_counter() - start)}
         stats = optimizer.stats
-        return {**found, "exchange": stats.exchange, "bytes": stats.bytes_per_step}
+        return {**found, "exchange": stats.collective, "bytes": stats.bytes_per_step}
 
     def _make(self, method, backward, behind, overlap):
         with self._strategy.scope():
@@ -127,7 +127,11 @@ def _wait(done, seconds):
 
 def _optimizer(method, overlap, exchange):
     sgd = keras.optimizers.SGD(0.01, momentum=0.9)
-    asks = {"check_every": None, "overlap": overlap, "exchange": exchange}
+    asks = {
+        "diagnostics": tf_dgc.Diagnostics(check_every=None),
+        "overlap": overlap,
+        "collective": exchange,
+    }
     if method == "dgc":
         return tf_dgc.DGCOptimizer(sgd, **asks)
     name, *rank = method.split()

@@ -66,7 +66,9 @@ def make_model():
 def make_optimizer():
     """Return what is tested."""
     sgd = keras.optimizers.SGD(0.01, momentum=0.9)
-    return tf_dgc.DGCOptimizer(sgd, sparsity=0.99, track_staleness=True)
+    return tf_dgc.DGCOptimizer(
+        sgd, sparsity=0.99, diagnostics=tf_dgc.Diagnostics(track_staleness=True)
+    )
 
 
 def make_data():

@@ -155,7 +155,7 @@ def _optimizer(settings):
         overlap = settings["overlap"] or None
         return make(sgd, method_settings.NO_PHASES, overlap=overlap)
     _, _, exchange = settings["mode"].partition(" ")
-    options = {**settings["options"], "exchange": exchange or "ring"}
+    options = {**settings["options"], "collective": exchange or "ring"}
     if settings["mode"] == "dgc-engine":
         implementations.IMPLEMENTATIONS.remove(top_k_step.start_top_k_step)
     return tf_dgc.DGCOptimizer(sgd, **options)

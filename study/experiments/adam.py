@@ -120,7 +120,9 @@ def _one_bit(dense_steps, whole, kind):
         dense = dense_steps(steps)
         rule = kind(dense, **_settings(inner))
         method = onebit.OneBitMomentum(dense, inner.beta_1, whole)
-        return tf_dgc.CompressedOptimizer(rule, method, adam_correction=False)
+        return tf_dgc.CompressedOptimizer(
+            rule, method, corrections=tf_dgc.Corrections(adam=False)
+        )
 
     return make
 
@@ -148,7 +150,7 @@ def _micro(sparsity):
     return lambda inner, steps: tf_dgc.CompressedOptimizer(
         WindowAdam(**_settings(inner)),
         MicroTopK(schedule(sparsity, steps)),
-        adam_correction=False,
+        corrections=tf_dgc.Corrections(adam=False),
     )
 
 
@@ -156,7 +158,7 @@ def _waiting(sparsity, independent):
     def make(inner, steps):
         rule = WaitingAdam(independent, **_settings(inner))
         return tf_dgc.DGCOptimizer(
-            rule, schedule(sparsity, steps), adam_correction=False
+            rule, schedule(sparsity, steps), corrections=tf_dgc.Corrections(adam=False)
         )
 
     return make
@@ -181,7 +183,7 @@ def _methods():
         for method in ("ef_sign_sgd", "power_sgd", "uniform_8bit")
         for suffix, settings, control in (
             ("", {}, "corrected whole"),
-            (" uncorrected", {"adam_correction": False}, "dense"),
+            (" uncorrected", {"corrections": tf_dgc.Corrections(adam=False)}, "dense"),
         )
     }
 
@@ -218,8 +220,11 @@ RUNS = {
     # A dense step of DGC would be stock AdamW's.
     "corrected whole": Run(_by("bfloat16", error_feedback=True), "corrected whole"),
     "dgc 99 %": Run(_dgc(0.99), "corrected whole"),
-    "dgc 99 % masking": Run(_dgc(0.99, factor_masking=True), "corrected whole"),
-    "dgc 99 % uncorrected": Run(_dgc(0.99, adam_correction=False)),
+    "dgc 99 % masking": Run(
+        _dgc(0.99, corrections=tf_dgc.Corrections(factor_masking=True)),
+        "corrected whole",
+    ),
+    "dgc 99 % uncorrected": Run(_dgc(0.99, corrections=tf_dgc.Corrections(adam=False))),
     "dgc 89 % mxfp4": Run(_constant(0.89, **NARROW), "corrected whole", "mxint8"),
     "dgc 89 % mxfp4 rate warm-up": Run(
         _warmed(_constant(0.89, **NARROW)), "dense rate warm-up", "mxint8"
@@ -232,7 +237,9 @@ RUNS = {
     "dgc for steps": Run(tf_dgc.dgc_for_steps, "corrected whole", "mxint8"),
     "dgc 99.9 %": Run(_dgc(0.999), "corrected whole"),
     "dgc 99.9 % constant": Run(_constant(0.999), "corrected whole"),
-    "dgc 99.9 % uncorrected": Run(_dgc(0.999, adam_correction=False)),
+    "dgc 99.9 % uncorrected": Run(
+        _dgc(0.999, corrections=tf_dgc.Corrections(adam=False))
+    ),
     **_methods(),
     **_one_bits(),
     "0/1 adam": Run(_zero_one),

@@ -37,7 +37,8 @@ def _today(inner, spent, task):
 
 
 def _dgc(shape, types=None, sgd=None, **options):
-    types, options = types or {}, {"factor_masking": True, **options}
+    types = types or {}
+    options = {"corrections": tf_dgc.Corrections(factor_masking=True), **options}
 
     def make(inner, spent, task):
         inner = _sgd(task, spent.steps, **sgd) if sgd else inner
@@ -92,7 +93,12 @@ def _times(number, types=None):
 
     def make(inner, spent, task):
         sparsity = 1 - min(0.25, number / spent.steps)
-        return tf_dgc.DGCOptimizer(inner, sparsity, factor_masking=False, **types)
+        return tf_dgc.DGCOptimizer(
+            inner,
+            sparsity,
+            corrections=tf_dgc.Corrections(factor_masking=False),
+            **types,
+        )
 
     return make
 
@@ -112,7 +118,7 @@ _GAINS = [  # momentum of 0.9 multiplies the rate by 10
         for rate in (2.5, 5.0, 10.0)
     ),
 ]
-_CORRECTED = {"momentum_correction": True, "factor_masking": False}
+_CORRECTED = {"corrections": tf_dgc.Corrections(momentum=True, factor_masking=False)}
 _FALLING = budget.staged((0.2, 4), (0.5, 1.5), (1, 0.75))
 _RISING = budget.staged((0.5, 0.5), (0.8, 1), (1, 3))
 
@@ -133,43 +139,78 @@ RUNS = {
         _dgc(budget.flushed(budget.constant, 0.5, 0.7, 0.9), NARROW), "all arrives"
     ),
     "rate when sent mxint8": Run(
-        _dgc(budget.constant, NARROW, factor_masking=False, rate_correction=False),
+        _dgc(
+            budget.constant,
+            NARROW,
+            corrections=tf_dgc.Corrections(
+                factor_masking=False, scale_before_accumulation=False
+            ),
+        ),
         "the paper's: old gradients at the rate they are sent at",
     ),
     "rate warm-up mxint8": Run(
-        _dgc(budget.constant, NARROW, {"warm_up": 0.1}, factor_masking=False),
+        _dgc(
+            budget.constant,
+            NARROW,
+            {"warm_up": 0.1},
+            corrections=tf_dgc.Corrections(factor_masking=False),
+        ),
         "learning-rate warm-up",
     ),
     "unmasked mxint8": Run(
-        _dgc(budget.constant, NARROW, factor_masking=False), "momentum of what is sent"
+        _dgc(
+            budget.constant,
+            NARROW,
+            corrections=tf_dgc.Corrections(factor_masking=False),
+        ),
+        "momentum of what is sent",
     ),
     "uncorrected mxint8": Run(
-        _dgc(budget.constant, NARROW, momentum_correction=False), "momentum afterwards"
+        _dgc(
+            budget.constant,
+            NARROW,
+            corrections=tf_dgc.Corrections(momentum=False, factor_masking=True),
+        ),
+        "momentum afterwards",
     ),
     "unmasked": Run(
-        _dgc(budget.constant, factor_masking=False), "momentum of what is sent"
+        _dgc(budget.constant, corrections=tf_dgc.Corrections(factor_masking=False)),
+        "momentum of what is sent",
     ),
     "dgc unmasked": Run(
-        _dgc(budget.warm_up, factor_masking=False), "today's, but for the masking"
+        _dgc(budget.warm_up, corrections=tf_dgc.Corrections(factor_masking=False)),
+        "today's, but for the masking",
     ),
     **{
         f"dgc {name}": Run(
-            _dgc(budget.warm_up, sgd=sgd, factor_masking=masked),
+            _dgc(
+                budget.warm_up,
+                sgd=sgd,
+                corrections=tf_dgc.Corrections(factor_masking=masked),
+            ),
             "waiting and momentum delay, and the gain of both may be too much",
         )
         for name, masked, sgd in _GAINS
     },
     "unmasked mxfp4": Run(
-        _dgc(budget.constant, NARROWER, factor_masking=False), "narrow values"
+        _dgc(
+            budget.constant,
+            NARROWER,
+            corrections=tf_dgc.Corrections(factor_masking=False),
+        ),
+        "narrow values",
     ),
     "unmasked flush mxint8": Run(
         _dgc(
-            budget.flushed(budget.constant, 0.5, 0.7, 0.9), NARROW, factor_masking=False
+            budget.flushed(budget.constant, 0.5, 0.7, 0.9),
+            NARROW,
+            corrections=tf_dgc.Corrections(factor_masking=False),
         ),
         "all arrives",
     ),
     "unmasked falling mxint8": Run(
-        _dgc(_FALLING, NARROW, factor_masking=False), "a short warm-up"
+        _dgc(_FALLING, NARROW, corrections=tf_dgc.Corrections(factor_masking=False)),
+        "a short warm-up",
     ),
     **{
         f"{number} times": Run(_times(number), "an entry is sent so often in a run")
@@ -180,20 +221,33 @@ RUNS = {
         for number in (10, 15)
     },
     "uncorrected": Run(
-        _dgc(budget.constant, momentum_correction=False), "momentum afterwards"
+        _dgc(
+            budget.constant,
+            corrections=tf_dgc.Corrections(momentum=False, factor_masking=True),
+        ),
+        "momentum afterwards",
     ),
     "uncorrected mxfp4": Run(
-        _dgc(budget.constant, NARROWER, momentum_correction=False),
+        _dgc(
+            budget.constant,
+            NARROWER,
+            corrections=tf_dgc.Corrections(momentum=False, factor_masking=True),
+        ),
         "momentum afterwards",
     ),
     "uncorrected falling mxint8": Run(
-        _dgc(_FALLING, NARROW, momentum_correction=False), "momentum afterwards"
+        _dgc(
+            _FALLING,
+            NARROW,
+            corrections=tf_dgc.Corrections(momentum=False, factor_masking=True),
+        ),
+        "momentum afterwards",
     ),
     "uncorrected flush mxint8": Run(
         _dgc(
             budget.flushed(budget.constant, 0.5, 0.7, 0.9),
             NARROW,
-            momentum_correction=False,
+            corrections=tf_dgc.Corrections(momentum=False, factor_masking=True),
         ),
         "momentum afterwards",
     ),

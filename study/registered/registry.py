@@ -36,14 +36,14 @@ def make_optimizer(spec, task):
     none; without, the recipe's; `dgc_for_steps` takes its sparsity from the steps.
     """
     sgd = task.recipe.sgd(spec.steps)
-    options = dict(spec.settings.get("method", {}))
+    options = _with_corrections(spec.settings.get("method", {}))
     if spec.method == "dense":
         return sgd
     if spec.method == plan.FOR_STEPS:
         return tf_dgc.dgc_for_steps(sgd, spec.steps, **options)
     if spec.method != "dgc":
         compressor = compressors.METHODS[spec.method](**options)
-        around = spec.settings.get("optimizer", {})
+        around = _with_corrections(spec.settings.get("optimizer", {}))
         return tf_dgc.CompressedOptimizer(sgd, compressor, **around)
     sparsity = options.pop("sparsity", 0.999)
     epochs = options.pop("warmup_epochs", task.recipe.warmup_epochs)
@@ -51,6 +51,28 @@ def make_optimizer(spec, task):
     if steps:
         sparsity = tf_dgc.schedules.WarmupSparsity(steps, sparsity)
     return tf_dgc.DGCOptimizer(sgd, sparsity, **options)
+
+
+# Names in rows, and the fields of `Corrections` that they set.
+_CORRECTIONS = {
+    "momentum_correction": "momentum",
+    "factor_masking": "factor_masking",
+    "adam_correction": "adam",
+    "rate_correction": "scale_before_accumulation",
+}
+
+
+def _with_corrections(settings):
+    """Return an optimizer's arguments for settings as rows have them."""
+    options = dict(settings)
+    fields = {
+        field: options.pop(name)
+        for name, field in _CORRECTIONS.items()
+        if name in options
+    }
+    if fields:
+        options["corrections"] = tf_dgc.Corrections(**fields)
+    return options
 
 
 def shapes(spec):

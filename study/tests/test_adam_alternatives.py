@@ -81,7 +81,9 @@ def test_one_bit_adam(strategies, dense_steps, whole):
     def make():
         rule = onebit.FrozenAdam(dense_steps, learning_rate=RATE, weight_decay=DECAY)
         method = onebit.OneBitMomentum(dense_steps, whole=whole)
-        return tf_dgc.CompressedOptimizer(rule, method, adam_correction=False)
+        return tf_dgc.CompressedOptimizer(
+            rule, method, corrections=tf_dgc.Corrections(adam=False)
+        )
 
     trainer = Trainer(strategies[2], make, weights)
     reference = OneBitAdam(initial_weights("float64", SHAPES), 2, dense_steps, whole)
@@ -103,7 +105,9 @@ def test_entries_without_a_second_moment_stay(strategies, kind):
     def make():
         rule = kind([0, 1], learning_rate=RATE, weight_decay=0.0)
         return tf_dgc.CompressedOptimizer(
-            rule, onebit.OneBitMomentum([0, 1]), adam_correction=False
+            rule,
+            onebit.OneBitMomentum([0, 1]),
+            corrections=tf_dgc.Corrections(adam=False),
         )
 
     before = initial_weights("float64", SHAPES)

@@ -69,7 +69,7 @@ def test_settings_for_the_length_of_a_run():
     optimizer = registry.make_optimizer(spec, task)
     least = optimizer.sparsity(spec.steps)
     assert float(least) == pytest.approx(for_steps(spec.steps))
-    assert optimizer.factor_masking is False
+    assert optimizer.corrections.factor_masking is False
     assert optimizer.value_dtype == "mxfp4"
     (spec,) = plan.Group("ptb", (plan.QUARTER,), (1,)).specs()
     optimizer = registry.make_optimizer(spec, registry.TASKS["ptb"]("no such folder"))

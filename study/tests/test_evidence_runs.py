@@ -237,9 +237,9 @@ def test_optimizers():
     assert (dense.momentum, dense.global_clipnorm) == (0.5, 2.0)
     dgc = made("dgc", {"method": {"factor_masking": False}})
     assert dgc.sparsity.warmup_steps == round(0.1 * 1000 / (4 * 8))
-    assert not dgc.factor_masking
+    assert not dgc.corrections.factor_masking
     assert made("dgc", {"method": {"warmup_epochs": 0}}).sparsity == 0.999
     settings = {"method": {"sparsity": 0.9}, "optimizer": {"momentum_correction": True}}
     other = made("global_top_k", settings)
     assert other.compressor.sparsity == 0.9
-    assert other.momentum_correction
+    assert other.corrections.momentum

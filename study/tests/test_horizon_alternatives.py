@@ -157,7 +157,9 @@ def test_a_budget_is_what_an_optimizer_counts(strategies, types):
     assert 0.95 * spent.bytes < spent.total(schedule, **types) <= spent.bytes
     trainer = Trainer(
         strategies[2],
-        lambda: tf_dgc.DGCOptimizer("sgd", schedule, check_every=None, **types),
+        lambda: tf_dgc.DGCOptimizer(
+            "sgd", schedule, diagnostics=tf_dgc.Diagnostics(check_every=None), **types
+        ),
         initial_weights("float32", SHAPES),
     )
     for gradients in make_gradients(2, steps, "float32", SHAPES):

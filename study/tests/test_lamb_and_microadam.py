@@ -73,7 +73,9 @@ def test_one_bit_lamb(strategies):
         dense = onebit.first_steps(DENSE)
         rule = lamb.FrozenLamb(dense, learning_rate=RATE, weight_decay=DECAY)
         return tf_dgc.CompressedOptimizer(
-            rule, onebit.OneBitMomentum(dense), adam_correction=False
+            rule,
+            onebit.OneBitMomentum(dense),
+            corrections=tf_dgc.Corrections(adam=False),
         )
 
     trainer = Trainer(strategies[2], make, initial_weights("float64", SHAPES))

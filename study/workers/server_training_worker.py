@@ -82,7 +82,9 @@ def optimizer(settings):
         return inner
     if settings["mode"] == "dgc":
         by = settings["sparsity"], settings["factor_masking"]
-        return tf_dgc.DGCOptimizer(inner, by[0], factor_masking=by[1])
+        return tf_dgc.DGCOptimizer(
+            inner, by[0], corrections=tf_dgc.Corrections(factor_masking=by[1])
+        )
     return served.optimizer(inner, settings)
 
 

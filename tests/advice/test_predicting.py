@@ -63,7 +63,7 @@ class FarApart:
 
 @pytest.mark.parametrize("round_trip", [2e-4, 2e-2])
 def test_links_that_are_described_are_those_that_are_measured(round_trip):
-    """So that `exchange="auto"` chooses what was predicted."""
+    """So that `collective="auto"` chooses what was predicted."""
     network = FarApart(round_trip)
     steps = [
         autotune.probe_links(Rank(w, 4), lambda: SPEEDS, lambda: network.now)
@@ -82,7 +82,7 @@ def test_a_butterfly_of_four_far_apart_saves_nothing(kind):
     links = prediction.links_of(1e8, 2e-2, SPEEDS)
     name = {"sum": "float16", "gather": "uniform_8bit", "entries": "dgc"}[kind]
     found = prediction.predict_step(timed(name, 0.01, kind, 1e4), 4, links)
-    assert found.exchange == "ring"
+    assert found.collective == "ring"
 
 
 def test_the_slower_of_link_and_processor_counts():
@@ -113,7 +113,7 @@ def test_the_exchange_comes_on_top():
         0.1 + predict_seconds(Ring(), asked, 4, LINKS)
     )
     assert found.sent == pytest.approx(150 * MILLION)
-    assert found.exchange == "ring"
+    assert found.collective == "ring"
 
 
 def test_own_words_are_decoded_once():
@@ -134,8 +134,8 @@ def test_local_steps_pay_once_in_a_period():
 
 def test_dgc_goes_by_the_fastest_exchange():
     few, many = (prediction.predict_step(DGC, n, LINKS) for n in (2, 64))
-    assert few.exchange == "ring"
-    assert many.exchange in ("gtopk", "oktopk")
+    assert few.collective == "ring"
+    assert many.collective in ("gtopk", "oktopk")
     asked = [RequestSize("entries", 0.14 * MILLION)]
     assert many.seconds < 0.09 + predict_seconds(Ring(), asked, 64, LINKS)
 

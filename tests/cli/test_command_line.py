@@ -115,7 +115,7 @@ def test_commands_show_no_log_of_tensorflow(
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", ["doctor", "exchanges", "methods"])
+@pytest.mark.parametrize("name", ["doctor", "collectives", "methods"])
 def test_commands_print_nothing_else(command, tmp_path, monkeypatch, name):
     monkeypatch.delenv("TF_CPP_MIN_LOG_LEVEL", raising=False)
     found = subprocess.run(

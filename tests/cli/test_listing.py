@@ -1,4 +1,4 @@
-"""`tf-dgc methods` and `tf-dgc exchanges`."""
+"""`tf-dgc methods` and `tf-dgc collectives`."""
 
 import pytest
 
@@ -26,7 +26,7 @@ def test_lists_every_method(capsys):
 
 
 def test_lists_every_exchange(capsys):
-    assert main.main(["exchanges", "--workers", "8"]) == 0
+    assert main.main(["collectives", "--workers", "8"]) == 0
     _, _, header, *lines = capsys.readouterr().out.splitlines()
     assert header.split()[:4] == ["name", "of", "a", "sum"]
     cells = {line.split()[0]: line for line in lines}

@@ -182,14 +182,14 @@ def test_all_refuse_what_one_worker_sends(number):
 @pytest.mark.parametrize(
     "make",
     [
-        lambda sgd: tf_dgc.CompressedOptimizer(sgd, "two_bit", exchange="gtopk"),
+        lambda sgd: tf_dgc.CompressedOptimizer(sgd, "two_bit", collective="gtopk"),
         lambda sgd: tf_dgc.CompressedOptimizer(
-            sgd, "top_k", error_feedback=False, exchange="gtopk"
+            sgd, "top_k", error_feedback=False, collective="gtopk"
         ),
-        lambda sgd: tf_dgc.DGCOptimizer(sgd, value_dtype="sign", exchange="gtopk"),
-        lambda sgd: tf_dgc.DGCOptimizer(sgd, 0.0, exchange="gtopk"),
+        lambda sgd: tf_dgc.DGCOptimizer(sgd, value_dtype="sign", collective="gtopk"),
+        lambda sgd: tf_dgc.DGCOptimizer(sgd, 0.0, collective="gtopk"),
         lambda sgd: tf_dgc.DGCOptimizer(
-            sgd, uncompressed_dtype="bfloat16", exchange="gtopk"
+            sgd, uncompressed_dtype="bfloat16", collective="gtopk"
         ),
     ],
 )

@@ -113,9 +113,9 @@ def test_groups_of_other_workers(strategies):
     exchange = Hierarchical([[0, 1], [2, 3]])
 
     def make():
-        return tf_dgc.DGCOptimizer(keras.optimizers.SGD(0.1), exchange=exchange)
+        return tf_dgc.DGCOptimizer(keras.optimizers.SGD(0.1), collective=exchange)
 
-    assert make().exchange is exchange
+    assert make().collective is exchange
     with strategies[2].scope(), pytest.raises(ValueError, match="but there are 2"):
         make()
 
@@ -162,7 +162,7 @@ def make_trainer(strategies, groups, sgd, traced=True, **settings):
     weights = [rng.normal(size=s).astype("float32") for s in SHAPES]
     number = sum(map(len, groups)) if groups else 4
     exchange = Hierarchical(groups) if groups else "ring"
-    settings = {"sparsity": SPARSITY, "exchange": exchange, **settings}
+    settings = {"sparsity": SPARSITY, "collective": exchange, **settings}
     return Trainer(
         strategies[number],
         lambda: tf_dgc.DGCOptimizer(sgd(), **settings),
@@ -230,7 +230,9 @@ def test_is_the_algorithm(strategies, name, mode):
     groups = GROUPS[name]
     sgd = lambda: keras.optimizers.SGD(0.25, momentum=0.5)  # noqa: E731
     trainer = make_trainer(
-        *(strategies, groups, sgd), traced=mode == "traced", factor_masking=True
+        *(strategies, groups, sgd),
+        traced=mode == "traced",
+        corrections=tf_dgc.Corrections(factor_masking=True),
     )
     reference = Reference(groups, 0.5)
     weights = [w.astype("float64").ravel() for w in trainer.weights()]
@@ -264,7 +266,10 @@ def test_is_the_algorithm(strategies, name, mode):
 def test_nothing_is_lost(strategies, uncompressed_dtype):
     """What was sent and what is kept add up; one worker's NaN costs its own part."""
     sgd = lambda: keras.optimizers.SGD(0.25)  # noqa: E731
-    settings = {"uncompressed_dtype": uncompressed_dtype, "check_every": 2}
+    settings = {
+        "uncompressed_dtype": uncompressed_dtype,
+        "diagnostics": tf_dgc.Diagnostics(check_every=2),
+    }
     trainer = make_trainer(strategies, GROUPS["2x2"], sgd, None, **settings)
     rng = np.random.default_rng(0)
     before = trainer.weights()
@@ -296,7 +301,7 @@ def test_of_several_types_and_rows(strategies):
         lambda: tf_dgc.DGCOptimizer(
             keras.optimizers.SGD(1.0),
             SPARSITY,
-            exchange=Hierarchical([[0, 1]]),
+            collective=Hierarchical([[0, 1]]),
             min_compress_size=1,
         ),
         weights,
@@ -358,7 +363,13 @@ def test_a_machine_sends_as_much_as_a_worker(strategies):
     sgd = lambda: keras.optimizers.SGD(0.25)  # noqa: E731
     sent = []
     for groups in (GROUPS["2x2"], None):
-        trainer = make_trainer(strategies, groups, sgd, False, check_every=None)
+        trainer = make_trainer(
+            strategies,
+            groups,
+            sgd,
+            False,
+            diagnostics=tf_dgc.Diagnostics(check_every=None),
+        )
         trainer.step(whole_numbers(np.random.default_rng(0), 4))
         stats = trainer.optimizer.stats
         sent.append((stats.entries_per_step - 9, stats.bytes_per_step))
@@ -400,7 +411,7 @@ def test_other_methods_take_two_levels(strategies):
             Trainer(
                 strategies[4],
                 lambda e=e, m=method: tf_dgc.CompressedOptimizer(
-                    keras.optimizers.SGD(0.5), m, exchange=e
+                    keras.optimizers.SGD(0.5), m, collective=e
                 ),
                 weights,
                 traced=False,
@@ -431,9 +442,9 @@ def test_the_machine_of_a_worker(strategies):
 
 def test_adam_is_not_corrected():
     for make in (
-        lambda **s: tf_dgc.DGCOptimizer("adam", exchange="hierarchical", **s),
-        lambda **s: tf_dgc.CompressedOptimizer("adam", exchange="hierarchical", **s),
+        lambda **s: tf_dgc.DGCOptimizer("adam", collective="hierarchical", **s),
+        lambda **s: tf_dgc.CompressedOptimizer("adam", collective="hierarchical", **s),
     ):
         with pytest.raises(ValueError, match="Use `SGD` with momentum, or another"):
             make()
-        make(adam_correction=False)
+        make(corrections=tf_dgc.Corrections(adam=False))

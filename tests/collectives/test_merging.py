@@ -27,7 +27,7 @@ def make_trainer(strategies, number, exchange, inner=None, whole=False, **settin
     inner = inner or (lambda: keras.optimizers.SGD(0.25, momentum=0.5))
     return Trainer(
         strategies[number],
-        lambda: tf_dgc.DGCOptimizer(inner(), exchange=exchange, **settings),
+        lambda: tf_dgc.DGCOptimizer(inner(), collective=exchange, **settings),
         weights,
     )
 
@@ -37,7 +37,11 @@ def make_trainer(strategies, number, exchange, inner=None, whole=False, **settin
 def test_nothing_is_lost(strategies, number, exchange):
     """What was sent and what is kept add up, to the last bit; all have the same."""
     plain = lambda: keras.optimizers.SGD(0.25)  # noqa: E731
-    settings = {"sparsity": 0.97, "check_every": 2, "whole": True}
+    settings = {
+        "sparsity": 0.97,
+        "diagnostics": tf_dgc.Diagnostics(check_every=2),
+        "whole": True,
+    }
     trainer = make_trainer(strategies, number, exchange, plain, **settings)
     rng = np.random.default_rng(0)
     before = trainer.weights()
@@ -80,7 +84,10 @@ def test_as_one_worker_it_is_dgc(strategies, exchange):
 def test_velocity_and_a_schedule(strategies, exchange):
     """Dense at first; then velocities are cleared where entries were kept."""
     schedule = tf_dgc.schedules.PiecewiseConstantSparsity([1], [0.0, 0.9])
-    settings = {"sparsity": schedule, "factor_masking": True}
+    settings = {
+        "sparsity": schedule,
+        "corrections": tf_dgc.Corrections(factor_masking=True),
+    }
     trainer = make_trainer(strategies, 2, exchange, **settings)
     rng = np.random.default_rng(0)
     for _ in range(3):
@@ -117,7 +124,7 @@ def test_all_are_exempt_on_a_schedule(strategies, monkeypatch, exchange, path):
     sgd = lambda: keras.optimizers.SGD(0.25)  # noqa: E731
     trainer = Trainer(
         strategies[2],
-        lambda: tf_dgc.DGCOptimizer(sgd(), schedule, exchange=exchange),
+        lambda: tf_dgc.DGCOptimizer(sgd(), schedule, collective=exchange),
         [np.zeros(5, "float32")],
         traced=True,
     )
@@ -132,7 +139,7 @@ def test_none_of_a_workers_entries_arrive(strategies, exchange):
     sgd = lambda: keras.optimizers.SGD(1.0, momentum=0.5)  # noqa: E731
     trainer = Trainer(
         strategies[2],
-        lambda: tf_dgc.DGCOptimizer(sgd(), 0.999, exchange=exchange),
+        lambda: tf_dgc.DGCOptimizer(sgd(), 0.999, collective=exchange),
         [np.zeros((40, 50), "float32")],
     )
     gradients = [[np.zeros((40, 50), "float32")] for _ in range(2)]
@@ -177,7 +184,7 @@ def test_a_sum_that_is_infinite_is_refused_by_all(exchange, number):
 def test_values_that_are_narrower_than_sums_are_refused(exchange):
     """Each merge would round them again, and nobody would keep what is lost."""
     sgd = keras.optimizers.SGD(1.0)
-    settings = {"value_dtype": "float32", "exchange": exchange}
+    settings = {"value_dtype": "float32", "collective": exchange}
     optimizer = tf_dgc.DGCOptimizer(sgd, 0.9, **settings)
     variable = keras.Variable(np.zeros((40, 50)), dtype="float64")
     with pytest.raises(ValueError, match="would round those of float64 tensors again"):

@@ -163,5 +163,7 @@ def test_auto_takes_no_other_settings(dense):
 
 @pytest.mark.parametrize("number", [1, 4])
 def test_gossip_is_no_way_of_a_sum(number):
-    with pytest.raises(ValueError, match=r"pass `Ring\(\)`.*Received: exchange=Gossip"):
+    with pytest.raises(
+        ValueError, match=r"pass `Ring\(\)`.*Received: collective=Gossip"
+    ):
         predict_seconds(Gossip(), [RequestSize("sum", 1e6)], number, LINKS["far"])

@@ -170,11 +170,11 @@ class Reference:
         return result, kept
 
 
-def run(form, words, exchange=None, record=None):
+def run(form, words, collective=None, record=None):
     number = len(words)
-    exchange = exchange or OkTopK()
+    algorithm = collective or OkTopK()
     return run_all(
-        [exchange.merge(w, form, Rank(i, number)) for i, w in enumerate(words)], record
+        [algorithm.merge(w, form, Rank(i, number)) for i, w in enumerate(words)], record
     )
 
 
@@ -358,7 +358,7 @@ def test_there_is_room_for_workers_that_are_alike():
 def test_what_it_cannot_sum():
     sgd = keras.optimizers.SGD(0.1)
     with pytest.raises(ValueError, match=r"It needs `DGCOptimizer`, or `TopK`"):
-        tf_dgc.CompressedOptimizer(sgd, "two_bit", exchange="oktopk")
+        tf_dgc.CompressedOptimizer(sgd, "two_bit", collective="oktopk")
 
 
 @pytest.mark.slow

@@ -355,7 +355,8 @@ def make_trainer(strategy, compressor, shapes=OPTIMIZED):
             compressor,
             error_feedback=feedback,
             min_compress_size=0,
-            check_every=None,  # its bytes are no method's: test_divergence.py
+            # Its bytes are no method's: test_divergence.py.
+            diagnostics=tf_dgc.Diagnostics(check_every=None),
         ),
         [np.zeros(s, "float32") for s in shapes],
     )

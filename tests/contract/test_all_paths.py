@@ -5,6 +5,7 @@ without: all make the same bits of the same inputs, in weights, residual and vel
 """
 
 import contextlib
+import dataclasses
 import functools
 from collections.abc import Callable
 from types import MappingProxyType
@@ -71,17 +72,21 @@ MIXED = {"inner": lambda: SGD(0.125, momentum=0.9, weight_decay=DECAY)}
 CASES = {
     "nesterov": Case(1, lambda: SGD(0.125, momentum=0.9, nesterov=True)),
     "error feedback": Case(1, lambda: SGD(0.125)),
-    "no correction": Case(1, settings={"momentum_correction": False}),
-    "no masking": Case(1, settings={"factor_masking": False}),
+    "no correction": Case(
+        1, settings={"corrections": tf_dgc.Corrections(momentum=False)}
+    ),
+    "no masking": Case(
+        1, settings={"corrections": tf_dgc.Corrections(factor_masking=False)}
+    ),
     "all compressed": Case(1, settings={"min_compress_size": 0}),
     "missing gradients": Case(1, missing=(0, 2)),
     "adam": Case(
         *(1, lambda: keras.optimizers.Adam(0.125), 0.97, "bfloat16"),
-        settings={"adam_correction": False},
+        settings={"corrections": tf_dgc.Corrections(adam=False)},
     ),
     "adamw": Case(
         *(1, lambda: AdamW(0.125, weight_decay=DECAY), FROM_DENSE),
-        settings={"adam_correction": False},
+        settings={"corrections": tf_dgc.Corrections(adam=False)},
     ),
     "adam, corrected": Case(
         *(2, lambda: keras.optimizers.Adam(0.125), 0.97, "bfloat16"), exact=True
@@ -104,7 +109,7 @@ CASES = {
     ),
     "amsgrad": Case(
         *(2, lambda: AdamW(0.125, weight_decay=DECAY, amsgrad=True)),
-        settings={"adam_correction": False},
+        settings={"corrections": tf_dgc.Corrections(adam=False)},
     ),
     "amsgrad, corrected": Case(
         *(1, lambda: AdamW(0.125, weight_decay=DECAY, amsgrad=True), FROM_DENSE)
@@ -113,14 +118,14 @@ CASES = {
     "nadam, corrected": Case(1, lambda: keras.optimizers.Nadam(0.125), FROM_DENSE),
     "momentum after the sum": Case(
         *(1, lambda: SGD(0.125, momentum=0.9, nesterov=True, weight_decay=DECAY)),
-        settings={"momentum_correction": False},
+        settings={"corrections": tf_dgc.Corrections(momentum=False)},
     ),
     "adamw, exempt apart": Case(
         *(3, lambda: AdamW(0.125, weight_decay=DECAY), FROM_DENSE),
         exact=True,
         apart=True,
         paths=("composed", "native"),
-        settings={"adam_correction": False},
+        settings={"corrections": tf_dgc.Corrections(adam=False)},
     ),
     "clipnorm": Case(1, lambda: SGD(0.125, momentum=0.9, clipnorm=3.0)),
     "clipvalue": Case(1, lambda: SGD(0.125, momentum=0.9, clipvalue=0.5)),
@@ -219,7 +224,9 @@ def make_optimizer(path, case):
     if case.sparsity == 0:
         return tf_dgc.CompressedOptimizer(case.inner(), "none", **case.settings)
     method = tf_dgc.compressors.TopK(case.sparsity, case.value_dtype)
-    given = {"momentum_correction": True, **case.settings}
+    given = {"corrections": tf_dgc.Corrections(), **case.settings}
+    if given["corrections"].momentum is None:
+        given["corrections"] = dataclasses.replace(given["corrections"], momentum=True)
     return tf_dgc.CompressedOptimizer(case.inner(), method, **given)
 
 

@@ -110,7 +110,7 @@ def test_momentum_stays_with_inner_if_correction_is_off(strategies):
         0.999,
         1e-6,
         min_compress_size=10**6,
-        momentum_correction=False,
+        corrections=tf_dgc.Corrections(momentum=False),
     )
     assert optimizer.velocity == []
     assert optimizer.inner_optimizer.momentum == 0.9

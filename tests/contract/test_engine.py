@@ -49,7 +49,7 @@ class Case(NamedTuple):
     apart: bool = False
 
 
-CORRECTED = {"momentum_correction": True}
+CORRECTED = {"corrections": tf_dgc.Corrections(momentum=True)}
 CASES = {
     "two_bit": Case(compressors.TwoBit, 2),
     "two_bit, nesterov": Case(

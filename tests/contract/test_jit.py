@@ -64,7 +64,7 @@ def test_schedules_of_dgc(schedule, value_dtype):
             SCHEDULES[schedule],
             min_compress_size=0,
             value_dtype=value_dtype,
-            track_staleness=True,
+            diagnostics=tf_dgc.Diagnostics(track_staleness=True),
         )
 
     plain, compiled = compare(make_optimizer)
@@ -99,7 +99,7 @@ def test_schedules_of_top_k(schedule):
         lambda: tf_dgc.CompressedOptimizer(
             keras.optimizers.SGD(0.1, momentum=0.9),
             compressors.TopK(SCHEDULES[schedule]),
-            momentum_correction=True,
+            corrections=tf_dgc.Corrections(momentum=True),
             min_compress_size=0,
         )
     )

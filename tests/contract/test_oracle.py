@@ -21,16 +21,25 @@ CASES = {
     "momentum": ({"momentum": 0.9}, {}),
     "nesterov": ({"momentum": 0.8, "nesterov": True}, {}),
     "no momentum": ({}, {}),
-    "no masking": ({"momentum": 0.9}, {"factor_masking": False, "sparsity": 0.995}),
-    "masking": ({"momentum": 0.9}, {"factor_masking": True}),
+    "no masking": (
+        {"momentum": 0.9},
+        {"corrections": tf_dgc.Corrections(factor_masking=False), "sparsity": 0.995},
+    ),
+    "masking": (
+        {"momentum": 0.9},
+        {"corrections": tf_dgc.Corrections(factor_masking=True)},
+    ),
     "masked schedule": (
         {"momentum": 0.9},
-        {"factor_masking": True, "sparsity": SCHEDULE},
+        {"corrections": tf_dgc.Corrections(factor_masking=True), "sparsity": SCHEDULE},
     ),
     "rate": ({"momentum": 0.9, "learning_rate": RATE}, {}),
     "rate when sent": (
         {"momentum": 0.9, "learning_rate": RATE},
-        {"rate_correction": False, "sparsity": SCHEDULE},
+        {
+            "corrections": tf_dgc.Corrections(scale_before_accumulation=False),
+            "sparsity": SCHEDULE,
+        },
     ),
     "clipnorm": ({"momentum": 0.9, "clipnorm": 3.0}, {}),
     "global_clipnorm": ({"momentum": 0.9, "global_clipnorm": 5.0}, {}),

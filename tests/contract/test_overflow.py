@@ -1,5 +1,6 @@
 """What is too large: left out, kept back or refused, and nothing is lost by it."""
 
+import dataclasses
 import itertools
 
 import keras
@@ -18,10 +19,11 @@ PATHS = ["native", "tensorflow", "generic"]
 def make_trainer(path, monkeypatch, strategy, dtype="float32", rule=None, **settings):
     """Return a trainer of one path through a step, of momentum correction and top-k.
 
-    What is accumulated are gradients, unless `rate_correction` says otherwise.
+    What is accumulated are gradients, unless `corrections` says otherwise.
     """
     sgd = rule or (lambda: keras.optimizers.SGD(0.125, momentum=0.5))
-    of_both = {"rate_correction": settings.pop("rate_correction", False)}
+    unscaled = tf_dgc.Corrections(scale_before_accumulation=False)
+    corrections = settings.pop("corrections", unscaled)
     settings = {"sparsity": 0.9, **settings}
     if path == "tensorflow":
         monkeypatch.setattr(native, "is_available", lambda variables: False)
@@ -30,12 +32,11 @@ def make_trainer(path, monkeypatch, strategy, dtype="float32", rule=None, **sett
         return tf_dgc.CompressedOptimizer(
             sgd(),
             tf_dgc.compressors.TopK(**settings),
-            momentum_correction=True,
-            **of_both,
+            corrections=dataclasses.replace(corrections, momentum=True),
         )
 
     def fused():
-        return tf_dgc.DGCOptimizer(sgd(), **settings, **of_both)
+        return tf_dgc.DGCOptimizer(sgd(), **settings, corrections=corrections)
 
     dgc = generic if path == "generic" else fused
     dtype = tf.as_dtype(dtype).as_numpy_dtype
@@ -64,7 +65,13 @@ def test_a_large_finite_part_takes_nothing_with_it(
     """As if the gradient had been 0: 1e8 - 1e8 would have been all that was left."""
     asks = path, monkeypatch, strategies[1]
     wrong, zero = (
-        make_trainer(*asks, rate_correction=scales_by_learning_rate) for _ in range(2)
+        make_trainer(
+            *asks,
+            corrections=tf_dgc.Corrections(
+                scale_before_accumulation=scales_by_learning_rate
+            ),
+        )
+        for _ in range(2)
     )
     (gradients,) = make_gradients(1, 1, "float32")
     for trainer in (wrong, zero):
@@ -88,7 +95,12 @@ def test_nothing_that_overflows_is_kept_or_sent(
 ):
     """Of an entry that would overflow by momentum alone, the residual stays."""
     asks = path, monkeypatch, strategies[1]
-    trainer = make_trainer(*asks, rate_correction=scales_by_learning_rate)
+    trainer = make_trainer(
+        *asks,
+        corrections=tf_dgc.Corrections(
+            scale_before_accumulation=scales_by_learning_rate
+        ),
+    )
     fill(trainer, 3e38, 3e38)
     (gradients,) = make_gradients(1, 1, "float32")
     if poisoned:
@@ -126,7 +138,7 @@ def test_a_product_with_the_learning_rate_that_overflows_is_left_out_there(
     trainer = make_trainer(
         *(path, monkeypatch, strategies[1]),
         rule=lambda: keras.optimizers.SGD(4.0, momentum=0.5),
-        rate_correction=True,
+        corrections=tf_dgc.Corrections(scale_before_accumulation=True),
     )
     (gradients,) = make_gradients(1, 1, "float32")
     gradients[0][0][0, 0] = 3e38
@@ -215,7 +227,9 @@ def test_a_constant_gradient_of_float16(strategies):
     trainer = Trainer(
         strategies[1],
         lambda: tf_dgc.DGCOptimizer(
-            keras.optimizers.SGD(2.0**-17, momentum=0.9), 0.999, rate_correction=False
+            keras.optimizers.SGD(2.0**-17, momentum=0.9),
+            0.999,
+            corrections=tf_dgc.Corrections(scale_before_accumulation=False),
         ),
         [np.zeros([64, 64], "float16")],
     )
@@ -247,7 +261,7 @@ def test_what_is_kept_beyond_what_is_sent_is_no_gradient(strategies, method):
             keras.optimizers.SGD(0.0),
             method,
             min_compress_size=0,
-            rate_correction=False,
+            corrections=tf_dgc.Corrections(scale_before_accumulation=False),
         ),
         [np.zeros((40, 50), "float16")],
     )

@@ -24,11 +24,15 @@ SGD = keras.optimizers.SGD
 CASES = {
     "rank 2": (
         *(2, lambda: compressors.PowerSGD(2), lambda: SGD(0.125)),
-        {"rate_correction": False},
+        {"corrections": tf_dgc.Corrections(scale_before_accumulation=False)},
     ),
     "rank 1, momentum": (
         *(1, lambda: compressors.PowerSGD(1), lambda: SGD(0.1, 0.9)),
-        {"momentum_correction": True, "rate_correction": False},
+        {
+            "corrections": tf_dgc.Corrections(
+                momentum=True, scale_before_accumulation=False
+            )
+        },
     ),
     "not kept": (
         *(2, compressors.PowerSGD, lambda: SGD(0.1, 0.9)),
@@ -36,7 +40,7 @@ CASES = {
     ),
     "adam": (
         *(1, compressors.PowerSGD, keras.optimizers.Adam),
-        {"adam_correction": False},
+        {"corrections": tf_dgc.Corrections(adam=False)},
     ),
     "demo": (2, lambda: compressors.DeMo(16, 5, 0.9, False), lambda: SGD(0.125), {}),
     "demo, signs in halves": (

@@ -103,7 +103,7 @@ def test_steps_that_overlap_have_the_same_bits(run, tmp_path, methods):
         whole, parts = (one[f"{name} {overlap}"] for overlap in (False, 1e6))
         assert whole["weights"] == parts["weights"]
         assert whole["history"]["loss"] == parts["history"]["loss"]
-        assert (whole["exchange"], parts["exchange"]) == ("ring", "ring, 5 buckets")
+        assert (whole["collective"], parts["collective"]) == ("ring", "ring, 5 buckets")
         losses = parts["history"]["loss"]
         assert losses[-1] < losses[0]
     for name, found in other.items():

@@ -97,10 +97,10 @@ def make_optimizer():
         return tf_dgc.local_sgd(sgd, 20)
     if kind == "gossip":
         return tf_dgc.LocalOptimizer(
-            sgd, 2, exchange=tf_dgc.collectives.Gossip(exchange)
+            sgd, 2, collective=tf_dgc.collectives.Gossip(exchange)
         )
     sparsity = 0.0 if EVERYWHERE in ("collective", "dense") else 0.9
-    return tf_dgc.DGCOptimizer(sgd, sparsity, exchange=exchange)
+    return tf_dgc.DGCOptimizer(sgd, sparsity, collective=exchange)
 
 
 def main():

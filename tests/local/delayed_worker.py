@@ -58,7 +58,7 @@ class Late(keras.callbacks.Callback):
 def make_model():
     def make_optimizer():
         adam = keras.optimizers.Adam(0.01)
-        return tf_dgc.diloco(adam, PERIOD, delay=PERIOD, exchange="tree")
+        return tf_dgc.diloco(adam, PERIOD, delay=PERIOD, collective="tree")
 
     return on_worker.make_model(make_optimizer, metrics=["mae"])
 

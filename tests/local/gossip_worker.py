@@ -37,7 +37,7 @@ def weights(model):
 def train(directory, name, graph, **settings):
     def make_optimizer():
         sgd = keras.optimizers.SGD(0.1)
-        return tf_dgc.LocalOptimizer(sgd, 2, exchange=graph, **settings)
+        return tf_dgc.LocalOptimizer(sgd, 2, collective=graph, **settings)
 
     model = on_worker.make_model(make_optimizer)
     watched = Watched()

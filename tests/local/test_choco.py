@@ -30,7 +30,7 @@ def make_trainer(strategy, graph, method, dtype="float64", traced=None):
         return tf_dgc.LocalOptimizer(
             keras.optimizers.SGD(RATE),
             1,
-            exchange=Gossip(graph, GAMMA),
+            collective=Gossip(graph, GAMMA),
             compressor=METHODS[method],
             min_compress_size=100,
         )

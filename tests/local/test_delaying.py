@@ -78,12 +78,12 @@ CASES = {
     ),
     "parts": (
         lambda: local(
-            4, delay=1, parts=2, outer=O.SGD(0.5, momentum=0.75, nesterov=True)
+            4, delay=1, fragments=2, outer=O.SGD(0.5, momentum=0.75, nesterov=True)
         ),
         DelayedRun(Momentum(RATE), 4, 1, PARTS, NESTEROV),
     ),
     "parts in turn": (
-        lambda: local(4, delay=2, parts=2, outer=adam()),
+        lambda: local(4, delay=2, fragments=2, outer=adam()),
         DelayedRun(Momentum(RATE), 4, 2, PARTS, ADAM),
     ),
     "schedule": (
@@ -138,7 +138,7 @@ def test_who_leads_takes_turns_in_each_part(strategies):
     trainer = Trainer(
         strategies[2],
         lambda: tf_dgc.LocalOptimizer(
-            keras.optimizers.SGD(1.0), 2, delay=1, parts=2, min_compress_size=0,
+            keras.optimizers.SGD(1.0), 2, delay=1, fragments=2, min_compress_size=0,
             compressor=tf_dgc.compressors.ScaleCom(0.5),
         ),
         [np.zeros((4, 10), "float32") for _ in range(2)],
@@ -322,7 +322,9 @@ def test_xla_is_refused(strategies):
 @pytest.mark.slow
 def test_anchors_that_differ_are_found(strategies):
     tf_dgc.prepare(strategies[2])
-    trainer = make_trainer(strategies[2], lambda: local(1, check_every=1))
+    trainer = make_trainer(
+        strategies[2], lambda: local(1, diagnostics=tf_dgc.Diagnostics(check_every=1))
+    )
     gradients, *_ = make_steps(2, 1)
     trainer.step(gradients)
     trainer.optimizer.background.finish()
@@ -355,7 +357,13 @@ def test_a_model_is_trained_and_saved(strategies, num_workers, tmp_path):
         keras.utils.set_random_seed(0)
         model = keras.Sequential([keras.Input((6,)), keras.layers.Dense(4)])
         model.add(keras.layers.Dense(1))
-        optimizer = local(4, O.Adam(RATE), delay=2, parts=2, track_drift=True)
+        optimizer = local(
+            4,
+            O.Adam(RATE),
+            delay=2,
+            fragments=2,
+            diagnostics=tf_dgc.Diagnostics(track_consensus_distance=True),
+        )
         model.compile(optimizer, "mse", steps_per_execution=2)
         fit(model, 1)
         model.save(tmp_path / "model.keras")
@@ -363,7 +371,7 @@ def test_a_model_is_trained_and_saved(strategies, num_workers, tmp_path):
         for m in (model, again):
             fit(m, 1)
     assert model.optimizer.stats.steps == 5
-    assert num_workers == 1 or model.optimizer.drift > 0
+    assert num_workers == 1 or model.optimizer.consensus_distance > 0
     pairs = zip(state(model).values(), state(again).values(), strict=True)
     for copies, others in pairs:
         for copy, other in zip(copies, others, strict=True):
@@ -373,7 +381,7 @@ def test_a_model_is_trained_and_saved(strategies, num_workers, tmp_path):
 # --- settings -------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("settings", [{}, {"period": 6, "parts": 3, "delay": 2}])
+@pytest.mark.parametrize("settings", [{}, {"period": 6, "fragments": 3, "delay": 2}])
 def test_config_round_trip(settings):
     optimizer = local(**settings)
     again = round_trip(optimizer)
@@ -387,24 +395,33 @@ def test_config_round_trip(settings):
     [
         ({"delay": -1}, "`delay` must be a whole number of steps"),
         ({"delay": 1.5}, "`delay` must be a whole number of steps"),
-        ({"delay": 4}, "at most `period / parts`, here 3"),
-        ({"parts": 0}, "`parts` must be a whole number of parts"),
-        ({"parts": 2}, "that `parts` divides"),
-        ({"parts": 3, "delay": 2}, "at most `period / parts`, here 1"),
-        ({"parts": 3, "delay": 0}, "so pass a `delay`"),
-        ({"period": lambda step: 4, "parts": 2}, "that `parts` divides"),
-        ({"parts": 3, "compressor": "global_top_k"}, "cannot be exchanged in parts"),
-        ({"exchange": tf_dgc.collectives.Gossip("ring")}, "there is no mean to delay"),
+        ({"delay": 4}, "at most `period / fragments`, here 3"),
+        ({"fragments": 0}, "`fragments` must be a whole number of fragments"),
+        ({"fragments": 2}, "that `fragments` divides"),
+        ({"fragments": 3, "delay": 2}, "at most `period / fragments`, here 1"),
+        ({"fragments": 3, "delay": 0}, "so pass a `delay`"),
+        ({"period": lambda step: 4, "fragments": 2}, "that `fragments` divides"),
         (
-            {"parts": 3, "outer": keras.optimizers.SGD(1.0, use_ema=True)},
-            "Use `parts=1`, or no `use_ema`",
+            {"fragments": 3, "compressor": "global_top_k"},
+            "cannot be exchanged in fragments",
         ),
         (
-            {"parts": 3, "outer": O.serialize(O.SGD(1.0, use_ema=True))},
-            "Use `parts=1`, or no `use_ema`",
+            {"collective": tf_dgc.collectives.Gossip("ring")},
+            "there is no mean to delay",
         ),
-        ({"parts": 3, "outer": O.SGD(1.0, global_clipnorm=1.0)}, "norm of all tensors"),
-        ({"parts": 3, "outer": "nadam"}, "once for each part"),
+        (
+            {"fragments": 3, "outer": keras.optimizers.SGD(1.0, use_ema=True)},
+            "Use `fragments=1`, or no `use_ema`",
+        ),
+        (
+            {"fragments": 3, "outer": O.serialize(O.SGD(1.0, use_ema=True))},
+            "Use `fragments=1`, or no `use_ema`",
+        ),
+        (
+            {"fragments": 3, "outer": O.SGD(1.0, global_clipnorm=1.0)},
+            "norm of all tensors",
+        ),
+        ({"fragments": 3, "outer": "nadam"}, "once for each fragment"),
     ],
 )
 def test_what_cannot_be_is_refused(settings, message):
@@ -413,18 +430,18 @@ def test_what_cannot_be_is_refused(settings, message):
 
 
 def test_more_parts_than_variables_are_refused(strategies):
-    with pytest.raises(ValueError, match="Each of `parts` needs a variable"):
-        make_trainer(strategies[1], lambda: local(4, parts=4))
+    with pytest.raises(ValueError, match="Each of `fragments` needs a variable"):
+        make_trainer(strategies[1], lambda: local(4, fragments=4))
 
 
 def test_a_state_of_other_parts_is_refused(strategies):
     saved, other = (
-        make_trainer(strategies[1], lambda n=n: local(4, delay=1, parts=n))
+        make_trainer(strategies[1], lambda n=n: local(4, delay=1, fragments=n))
         for n in (2, 1)
     )
     store = {}
     saved.optimizer.save_own_variables(store)
-    with pytest.raises(ValueError, match="saved LocalOptimizer has `parts=2`"):
+    with pytest.raises(ValueError, match="saved LocalOptimizer has `fragments=2`"):
         other.optimizer.load_own_variables(store)
 
 

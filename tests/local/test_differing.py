@@ -300,18 +300,20 @@ def test_other_files_hold_the_anchor_within_agreed_alone(strategies, tmp_path, s
         assert_equal(loaded.get_weights(), [kernel, bias])
 
 
-# --- drift ----------------------------------------------------------------------------
+# --- consensus distance --------------------------------------------------------------
 
 
-def make_tracking(track_drift=True):
-    return tf_dgc.LocalOptimizer("sgd", 2, track_drift=track_drift)
+def make_tracking(tracks=True):
+    return tf_dgc.LocalOptimizer(
+        "sgd", 2, diagnostics=tf_dgc.Diagnostics(track_consensus_distance=tracks)
+    )
 
 
 @pytest.mark.parametrize("num_workers", [1, 3])
 def test_drift_is_the_largest_distance_from_the_mean(strategies, num_workers):
     weights = initial_weights("float32")
     trainer = Trainer(strategies[num_workers], make_tracking, weights)
-    assert trainer.optimizer.drift == 0
+    assert trainer.optimizer.consensus_distance == 0
     one, other = make_gradients(num_workers, 2, "float32")
     one[0][0] *= 3
     trainer.step(one)
@@ -321,12 +323,12 @@ def test_drift_is_the_largest_distance_from_the_mean(strategies, num_workers):
         for pairs in (zip(*both, strict=True) for both in zip(one, other, strict=True))
     ]
     expected = max(np.linalg.norm(m - np.mean(moved, axis=0)) for m in moved)
-    np.testing.assert_allclose(trainer.optimizer.drift, expected, rtol=0.1)
+    np.testing.assert_allclose(trainer.optimizer.consensus_distance, expected, rtol=0.1)
     stats = trainer.optimizer.stats
     plain = Trainer(strategies[num_workers], lambda: make_tracking(False), weights)
     for gradients in (one, other):
         plain.step(gradients)
-    assert plain.optimizer.drift is None
+    assert plain.optimizer.consensus_distance is None
     extra = stats.bytes_per_step - plain.optimizer.stats.bytes_per_step
     assert extra == synchronizer.DISTANCE_BYTES
     for a, b in zip(trainer.weights(), plain.weights(), strict=True):

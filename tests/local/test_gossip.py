@@ -25,7 +25,7 @@ STEPS = 5
 
 def gossip(graph="ring", step_size=None, period=1, **settings):
     exchange = Gossip(graph, step_size)
-    return tf_dgc.LocalOptimizer(O.SGD(RATE), period, exchange=exchange, **settings)
+    return tf_dgc.LocalOptimizer(O.SGD(RATE), period, collective=exchange, **settings)
 
 
 def make_trainer(strategy, dtype="float64", traced=None, **settings):
@@ -153,7 +153,7 @@ def test_bytes_are_those_that_go_to_neighbours(strategies, monkeypatch):
         trainer.step(gradients)
     assert not sent  # nothing is of all workers
     stats = trainer.optimizer.stats
-    assert stats.exchange == "gossip"
+    assert stats.collective == "gossip"
     assert stats.steps == 2
     assert stats.entries_per_step == 2 * 125
     assert 2 * 8 * 125 <= stats.bytes_per_step <= 2 * 8 * 130
@@ -249,7 +249,7 @@ def test_the_best_weights_are_the_mean_that_was_measured(strategies):
     with strategies[2].scope():
         model = keras.Sequential([keras.Input((4,)), keras.layers.Dense(1)])
         mixing = tf_dgc.collectives.Gossip(np.array([[0.9, 0.1], [0.1, 0.9]]))
-        optimizer = tf_dgc.LocalOptimizer("sgd", 2, exchange=mixing)
+        optimizer = tf_dgc.LocalOptimizer("sgd", 2, collective=mixing)
         model.compile(optimizer, "mse", run_eagerly=True)
     worst = keras.callbacks.EarlyStopping(
         mode="max", patience=1, restore_best_weights=True
@@ -264,12 +264,16 @@ def test_the_best_weights_are_the_mean_that_was_measured(strategies):
 
 
 def test_drift_is_measured(strategies):
-    trainer = make_trainer(strategies[3], graph=PATH, track_drift=True)
+    trainer = make_trainer(
+        strategies[3],
+        graph=PATH,
+        diagnostics=tf_dgc.Diagnostics(track_consensus_distance=True),
+    )
     for gradients in make_gradients(3, 2, shapes=SHAPES):
         trainer.step(gradients)
     mean = np.mean(each(trainer), axis=0)
     expected = max(np.linalg.norm(w - mean) for w in each(trainer))
-    np.testing.assert_allclose(trainer.optimizer.drift, expected, rtol=0.1)
+    np.testing.assert_allclose(trainer.optimizer.consensus_distance, expected, rtol=0.1)
 
 
 # --- settings -------------------------------------------------------------------------
@@ -318,7 +322,7 @@ def test_a_state_of_all_tensors_is_refused(strategies):
 
 def test_others_do_not_take_it():
     with pytest.raises(ValueError, match=r"Use `tf_dgc.LocalOptimizer\(inner, 1"):
-        tf_dgc.DGCOptimizer("sgd", exchange=Gossip())
+        tf_dgc.DGCOptimizer("sgd", collective=Gossip())
 
 
 @pytest.mark.slow

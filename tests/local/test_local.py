@@ -375,8 +375,11 @@ def test_a_checkpoint_of_one_worker_is_refused(strategies, tmp_path):
     "settings",
     [
         {},
-        {"outer": O.SGD(0.5), "compressor": "top_k", "seed": 3, "exchange": "tree"},
-        {"period": PiecewiseConstantPeriod([5], [1, 8]), "check_every": None},
+        {"outer": O.SGD(0.5), "compressor": "top_k", "seed": 3, "collective": "tree"},
+        {
+            "period": PiecewiseConstantPeriod([5], [1, 8]),
+            "diagnostics": tf_dgc.Diagnostics(check_every=None),
+        },
         {"inner": O.AdamW(0.01, clipnorm=1.0), "name": "mine"},
     ],
 )
@@ -412,7 +415,7 @@ def test_config_round_trip(settings):
         ({"period": lambda step: [2, 3]}, r"`period\(0\)` must be a whole number"),
         ({"inner": "nadam"}, "must be able to step on one worker alone"),
         ({"compressor": "what"}, "`compressor` must be"),
-        ({"exchange": "gtopk"}, "merges entries on the way"),
+        ({"collective": "gtopk"}, "merges entries on the way"),
     ],
 )
 def test_what_is_refused(settings, message):

@@ -20,7 +20,9 @@ def model(strategies, tmp_path, monkeypatch):
     with strategies[2].scope():
         model = keras.Sequential([keras.Input((20,)), keras.layers.Dense(60)])
         inner = keras.optimizers.SGD(0.1, momentum=0.9)
-        optimizer = tf_dgc.DGCOptimizer(inner, 0.9, track_staleness=True)
+        optimizer = tf_dgc.DGCOptimizer(
+            inner, 0.9, diagnostics=tf_dgc.Diagnostics(track_staleness=True)
+        )
         model.compile(optimizer, "mse", run_eagerly=not Trainer.always_traced)
         model.optimizer.build(model.trainable_variables)
     model.save(tmp_path / "model.keras")

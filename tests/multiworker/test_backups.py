@@ -43,7 +43,7 @@ def make_power():
 def make_gossip():
     ring = tf_dgc.collectives.Gossip("ring", step_size=0.3)
     return tf_dgc.LocalOptimizer(
-        "adam", 2, exchange=ring, compressor="top_k", min_compress_size=1
+        "adam", 2, collective=ring, compressor="top_k", min_compress_size=1
     )
 
 

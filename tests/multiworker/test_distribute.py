@@ -199,7 +199,11 @@ def test_more_steps_need_no_more_keys(strategies, monkeypatch):
     monkeypatch.setattr(tf_collectives, "collective_key", key_of)
     trainer = Trainer(
         strategies[2],
-        lambda: tf_dgc.DGCOptimizer(keras.optimizers.SGD(0.1), 0.97, check_every=2),
+        lambda: tf_dgc.DGCOptimizer(
+            keras.optimizers.SGD(0.1),
+            0.97,
+            diagnostics=tf_dgc.Diagnostics(check_every=2),
+        ),
         initial_weights("float32"),
     )
     with_checksums, without, *others = make_gradients(2, 6, "float32")

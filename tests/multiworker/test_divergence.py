@@ -52,7 +52,9 @@ def assign(trainer, variable, replica, value):
     ids=["sparse", "dense", "scheduled", "float16", "bfloat16", "rounds", "votes"],
 )
 def test_who_differs_is_named(strategies, make, dtype):
-    trainer, gradients = train(strategies[2], make(check_every=2), dtype)
+    trainer, gradients = train(
+        strategies[2], make(diagnostics=tf_dgc.Diagnostics(check_every=2)), dtype
+    )
     for step in gradients[:2]:
         trainer.step(step)
     assign(trainer, trainer.variables[1], 1, 7.0)
@@ -69,7 +71,9 @@ def test_who_differs_is_named(strategies, make, dtype):
 
 def test_by_tensorflow_operations(strategies, monkeypatch):
     monkeypatch.setattr(native, "is_available", lambda variables: False)
-    trainer, gradients = train(strategies[2], dgc(0.99, check_every=1))
+    trainer, gradients = train(
+        strategies[2], dgc(0.99, diagnostics=tf_dgc.Diagnostics(check_every=1))
+    )
     assign(trainer, trainer.variables[0], 0, 1.0)
     with pytest.raises(tf.errors.InvalidArgumentError, match="in w0, 1 of 2"):
         trainer.step(gradients[0])
@@ -81,7 +85,10 @@ def test_equal_workers_are_left_alone(strategies, monkeypatch, sparsity):
     handed_over = record_collectives(monkeypatch)
     found = {}
     for every in (None, 2):
-        trainer, gradients = train(strategies[2], dgc(sparsity, check_every=every))
+        trainer, gradients = train(
+            strategies[2],
+            dgc(sparsity, diagnostics=tf_dgc.Diagnostics(check_every=every)),
+        )
         for replica in range(2):
             assign(trainer, trainer.variables[1], replica, np.nan)
         sizes = []
@@ -99,7 +106,7 @@ def test_equal_workers_are_left_alone(strategies, monkeypatch, sparsity):
 
 
 def test_warning(strategies, capfd):
-    settings = {"check_every": 2, "on_divergence": "warn"}
+    settings = {"diagnostics": tf_dgc.Diagnostics(check_every=2, on_divergence="warn")}
     trainer, gradients = train(strategies[2], dgc(0.99, **settings))
     assign(trainer, trainer.variables[0], 1, 1.0)
     for step in gradients:
@@ -112,7 +119,9 @@ def test_warning(strategies, capfd):
 
 
 def test_eager_steps(strategies):
-    trainer, gradients = train(strategies[2], dgc(0.9, check_every=1))
+    trainer, gradients = train(
+        strategies[2], dgc(0.9, diagnostics=tf_dgc.Diagnostics(check_every=1))
+    )
     step = trainer.per_replica(gradients[0])
     trainer._distributed(step)
     assign(trainer, trainer.variables[0], 1, 1.0)
@@ -159,9 +168,16 @@ def test_most_workers_are_right():
 @pytest.mark.parametrize("every", [-1, 1.5, True])
 def test_settings(every):
     with pytest.raises(ValueError, match=rf"number of steps.*check_every={every}"):
-        tf_dgc.DGCOptimizer(SGD(0.1), check_every=every)
+        tf_dgc.DGCOptimizer(SGD(0.1), diagnostics=tf_dgc.Diagnostics(check_every=every))
     with pytest.raises(ValueError, match=r"on_divergence.*'ignore'"):
-        tf_dgc.CompressedOptimizer(SGD(0.1), "qsgd", on_divergence="ignore")
-    optimizer = tf_dgc.DGCOptimizer(SGD(0.1), check_every=5, on_divergence="warn")
+        tf_dgc.CompressedOptimizer(
+            SGD(0.1), "qsgd", diagnostics=tf_dgc.Diagnostics(on_divergence="ignore")
+        )
+    optimizer = tf_dgc.DGCOptimizer(
+        SGD(0.1), diagnostics=tf_dgc.Diagnostics(check_every=5, on_divergence="warn")
+    )
     again = tf_dgc.DGCOptimizer.from_config(optimizer.get_config())
-    assert (again.check_every, again.on_divergence) == (5, "warn")
+    assert (again.diagnostics.check_every, again.diagnostics.on_divergence) == (
+        5,
+        "warn",
+    )

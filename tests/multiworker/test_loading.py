@@ -288,11 +288,15 @@ def test_a_saved_model_that_holds_an_optimizer_can_be_loaded(
     ],
 )
 def test_a_checkpoint_does_not_lose_what_waits(tmp_path, other):
-    model = trained(tf_dgc.DGCOptimizer(sgd(), 0.9, rate_correction=False))
+    model = trained(
+        tf_dgc.DGCOptimizer(
+            sgd(), 0.9, corrections=tf_dgc.Corrections(scale_before_accumulation=False)
+        )
+    )
     saved = tf.train.Checkpoint(model=model, optimizer=model.optimizer)
     path = saved.write(str(tmp_path / "c"))
     another = other()
-    rates = {"rate_correction": False}
+    rates = {"corrections": tf_dgc.Corrections(scale_before_accumulation=False)}
     another = type(another).from_config({**another.get_config(), **rates})
     target = trained(another)
     checkpoint = tf.train.Checkpoint(model=target, optimizer=target.optimizer)

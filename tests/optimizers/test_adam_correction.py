@@ -28,10 +28,16 @@ CASES = {
     "rate": (lambda: O.AdamW(RATE, weight_decay=0.1), {"sparsity": FROM_DENSE}),
     "rate when sent": (
         lambda: O.AdamW(RATE, weight_decay=0.1),
-        {"sparsity": FROM_DENSE, "rate_correction": False},
+        {
+            "sparsity": FROM_DENSE,
+            "corrections": tf_dgc.Corrections(scale_before_accumulation=False),
+        },
     ),
     "costly": (lambda: O.Adam(0.125), {"sparsity": COSTLY}),
-    "masking": (lambda: O.Adam(0.125), {"factor_masking": True, "sparsity": 0.75}),
+    "masking": (
+        lambda: O.Adam(0.125),
+        {"corrections": tf_dgc.Corrections(factor_masking=True), "sparsity": 0.75},
+    ),
     "momentum": (lambda: O.AdamW(0.125, weight_decay=0.1), {"sparsity": 0.8}),
     "momentum schedule": (lambda: O.Adam(0.125), {"sparsity": TO_SOME}),
     "schedule": (lambda: O.AdamW(0.125, weight_decay=0.1), {"sparsity": FROM_DENSE}),
@@ -66,7 +72,11 @@ def make_trainer(strategy, case, dtype="float64"):
 
 def make_oracle(num_workers, case, dtype="float64"):
     make_inner, settings = CASES[case]
-    settings = {"sparsity": 0.97, "factor_masking": False, **settings}
+    settings = {
+        "sparsity": 0.97,
+        "corrections": tf_dgc.Corrections(factor_masking=False),
+        **settings,
+    }
     schedule = settings["sparsity"]
     if callable(schedule):
         settings["sparsity"] = lambda step: float(schedule(step))
@@ -153,8 +163,12 @@ def test_until_something_is_left_out_it_is_the_inner_optimizer(
 @pytest.mark.parametrize(
     "make",
     [
-        lambda inner: tf_dgc.DGCOptimizer(inner, 0.97, adam_correction=False),
-        lambda inner: tf_dgc.CompressedOptimizer(inner, "top_k", adam_correction=False),
+        lambda inner: tf_dgc.DGCOptimizer(
+            inner, 0.97, corrections=tf_dgc.Corrections(adam=False)
+        ),
+        lambda inner: tf_dgc.CompressedOptimizer(
+            inner, "top_k", corrections=tf_dgc.Corrections(adam=False)
+        ),
         lambda inner: tf_dgc.CompressedOptimizer(inner, "none"),
         lambda inner: tf_dgc.CompressedOptimizer(inner, "top_k", error_feedback=False),
     ],
@@ -178,11 +192,12 @@ def test_other_rules_are_left_alone(inner):
 @pytest.mark.parametrize("correction", [True, False])
 def test_config_round_trip(masking, correction):
     optimizer = tf_dgc.DGCOptimizer(
-        O.AdamW(0.01), factor_masking=masking, adam_correction=correction
+        O.AdamW(0.01),
+        corrections=tf_dgc.Corrections(factor_masking=masking, adam=correction),
     )
     again = round_trip(optimizer)
-    assert again.adam_correction is correction
-    assert again.factor_masking is masking
+    assert again.corrections.adam is correction
+    assert again.corrections.factor_masking is masking
     assert again.get_config() == optimizer.get_config()
 
 

@@ -1,4 +1,4 @@
-"""`exchange="auto"`: the measurements and the decision."""
+"""`collective="auto"`: the measurements and the decision."""
 
 import functools
 import types
@@ -196,7 +196,7 @@ def test_alone_nothing_is_measured(strategies, monkeypatch):
     for exchange in ("ring", "auto"):
         trainer = Trainer(
             strategies[2],
-            lambda e=exchange: tf_dgc.DGCOptimizer("sgd", 0.9, exchange=e),
+            lambda e=exchange: tf_dgc.DGCOptimizer("sgd", 0.9, collective=e),
             weights,
         )
         trainer.step(gradients)
@@ -234,7 +234,7 @@ def test_several_workers_go_by_what_was_chosen(strategies, monkeypatch):
             lambda: tf_dgc.DGCOptimizer(
                 keras.optimizers.SGD(0.1, momentum=0.5),
                 0.9,
-                exchange="auto",
+                collective="auto",
                 min_compress_size=1,
             ),
             [np.zeros((300, 300), "float32"), np.zeros(7, "float32")],
@@ -251,8 +251,8 @@ def test_several_workers_go_by_what_was_chosen(strategies, monkeypatch):
             for copy in copies[1:]:
                 np.testing.assert_array_equal(copy, copies[0])
         stats = trainer.optimizer.stats
-        found[stats.exchange.split(",")[0]] = stats.entries_per_step
-        assert trainer.optimizer.get_config()["exchange"] == "auto"
+        found[stats.collective.split(",")[0]] = stats.entries_per_step
+        assert trainer.optimizer.get_config()["collective"] == "auto"
     name, *_ = [name for name in found if name != "float16"]
     assert found["float16"] == 90_007
     assert found[name] == 9_007
@@ -270,7 +270,7 @@ def test_an_adam_is_stock_where_nothing_is_compressed(strategies, monkeypatch, i
         monkeypatch.setattr(link_benchmark, "run_probe", lambda *_, links=links: links)
         trainers[name] = Trainer(
             strategies[2],
-            lambda: tf_dgc.DGCOptimizer(make_inner(), 0.97, exchange="auto"),
+            lambda: tf_dgc.DGCOptimizer(make_inner(), 0.97, collective="auto"),
             weights,
         )
         assert trainers[name].optimizer.state.tuned.compressor.name == name
@@ -298,7 +298,7 @@ def made(strategy, links, overlap, monkeypatch, **settings):
         lambda: tf_dgc.CompressedOptimizer(
             keras.optimizers.SGD(0.5, momentum=0.5, **settings),
             "none",
-            exchange="auto",
+            collective="auto",
             overlap=overlap,
         ),
         [np.zeros(shape, "float32") for shape in [(300, 300)] * 3 + [(7,)]],
@@ -311,12 +311,12 @@ def test_overlap_is_turned_on_where_it_pays(strategies, monkeypatch):
         made(strategies[2], links, overlap, monkeypatch)
         for links, overlap in ((SLOW, None), (SLOW, False), (FAST, None))
     )
-    name = {t: t.optimizer.stats.exchange for t in (pays, never, does_not)}
+    name = {t: t.optimizer.stats.collective for t in (pays, never, does_not)}
     assert name[pays] == f"{name[never]}, 4 buckets"
     assert "buckets" not in name[does_not]
     assert pays.optimizer.overlap is None
     clipped = made(strategies[2], SLOW, None, monkeypatch, global_clipnorm=1.0)
-    assert clipped.optimizer.stats.exchange == name[never]
+    assert clipped.optimizer.stats.collective == name[never]
 
     steps = []
     run = Communicator.run
@@ -352,10 +352,10 @@ def test_measured_by_the_collectives_of_a_strategy(strategies, number):
 
 def test_a_config(strategies):
     for exchange, text in (("auto", "auto"), (Auto(dense=False), "Auto(dense=False)")):
-        optimizer = tf_dgc.DGCOptimizer("sgd", exchange=exchange)
+        optimizer = tf_dgc.DGCOptimizer("sgd", collective=exchange)
         again = tf_dgc.DGCOptimizer.from_config(optimizer.get_config())
-        assert str(again.exchange) == text
-        assert again.stats.exchange == "auto"
+        assert str(again.collective) == text
+        assert again.stats.collective == "auto"
 
 
 @pytest.mark.parametrize(
@@ -368,5 +368,5 @@ def test_a_config(strategies):
     ],
 )
 def test_what_cannot_merge_is_no_candidate(settings, merges):
-    optimizer = tf_dgc.DGCOptimizer("sgd", exchange="auto", **settings)
+    optimizer = tf_dgc.DGCOptimizer("sgd", collective="auto", **settings)
     assert optimizer.settings.allows_merging is merges

@@ -37,7 +37,10 @@ def test_top_k_with_momentum_correction_is_dgc(strategies, num_workers, value_dt
     strategy = strategies[num_workers]
     inner = lambda: O.SGD(0.125, momentum=0.9, nesterov=True, clipnorm=3.0)  # noqa: E731
     generic = make_trainer(
-        strategy, compressors.TopK(0.97, value_dtype), inner, momentum_correction=True
+        strategy,
+        compressors.TopK(0.97, value_dtype),
+        inner,
+        corrections=tf_dgc.Corrections(momentum=True),
     )
     dgc = Trainer(
         strategy,
@@ -129,8 +132,7 @@ def test_factor_masking_clears_what_was_sent():
         optimizer = tf_dgc.CompressedOptimizer(
             O.SGD(1.0, momentum=0.9),
             compressors.RandomK(0.9),
-            momentum_correction=True,
-            factor_masking=masking,
+            corrections=tf_dgc.Corrections(momentum=True, factor_masking=masking),
         )
         optimizer.build([variable])
         variable.assign(np.zeros((40, 50)))
@@ -216,10 +218,14 @@ def test_a_momentum_behind_a_method_that_is_one(inner):
 
 def test_masking_is_a_choice():
     with pytest.raises(ValueError, match="`factor_masking` must be True, False, or No"):
-        tf_dgc.CompressedOptimizer(O.SGD(0.1), factor_masking="none")
+        tf_dgc.CompressedOptimizer(
+            O.SGD(0.1), corrections=tf_dgc.Corrections(factor_masking="none")
+        )
 
 
 @pytest.mark.parametrize("compressor", ["qsgd", "none", "sign_sgd"])
 def test_momentum_correction_without_a_residual(compressor):
     with pytest.raises(ValueError, match="needs error feedback"):
-        tf_dgc.CompressedOptimizer(O.SGD(0.1), compressor, momentum_correction=True)
+        tf_dgc.CompressedOptimizer(
+            O.SGD(0.1), compressor, corrections=tf_dgc.Corrections(momentum=True)
+        )

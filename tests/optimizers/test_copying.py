@@ -458,7 +458,11 @@ def test_a_server_compares_objects_by_what_they_hold(monkeypatch):
 def served(monkeypatch, make):
     with Served(1) as server:
         optimizer = server.optimizer(
-            monkeypatch, 0, make(), compressor="none", momentum_correction=False
+            monkeypatch,
+            0,
+            make(),
+            compressor="none",
+            corrections=tf_dgc.Corrections(momentum=False),
         )
         worker = Trained(optimizer, WEIGHTS)
         for step in gradients():

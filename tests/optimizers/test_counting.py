@@ -65,7 +65,7 @@ def test_entries(strategies):
 def test_stats_before_the_first_step():
     stats = tf_dgc.DGCOptimizer(keras.optimizers.SGD(0.1)).stats
     assert set(dataclasses.astuple(stats)[:-1]) == {0}
-    assert stats.exchange == "ring"
+    assert stats.collective == "ring"
     assert math.isnan(stats.ratio)
 
 

@@ -30,7 +30,7 @@ def train(strategy, make):
 
 def test_it_is_dgc_with_these_settings(strategies):
     settings = {
-        "factor_masking": False,
+        "corrections": tf_dgc.Corrections(factor_masking=False),
         "value_dtype": "mxfp4",
         "uncompressed_dtype": "mxint8",
     }

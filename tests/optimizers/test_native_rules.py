@@ -132,7 +132,7 @@ def test_a_step_without_sums_in_between(strategies, workers, name, sparsity):
         trainer = Trainer(
             strategies[workers],
             lambda: tf_dgc.DGCOptimizer(
-                RULES[name](), sparsity, adam_correction=divides
+                RULES[name](), sparsity, corrections=tf_dgc.Corrections(adam=divides)
             ),
             initial_weights("float32"),
             traced=False,  # where Keras's own step may round otherwise

@@ -119,7 +119,12 @@ def test_config_round_trip():
     assert isinstance(again, NovoGrad)
     assert again.get_config() == optimizer.get_config()
     assert again.weight_decay == 0.01
-    assert tf_dgc.DGCOptimizer(again, adam_correction=False).weight_decay == 0.01
+    assert (
+        tf_dgc.DGCOptimizer(
+            again, corrections=tf_dgc.Corrections(adam=False)
+        ).weight_decay
+        == 0.01
+    )
 
 
 @pytest.mark.parametrize(
@@ -142,7 +147,7 @@ def test_two_workers(strategies, compressor):
             NovoGrad(RATE, weight_decay=0.01, epsilon=0),
             compressor,
             min_compress_size=0,
-            adam_correction=False,
+            corrections=tf_dgc.Corrections(adam=False),
         ),
         weights,
     )
@@ -173,7 +178,9 @@ def test_trains_and_loads(tmp_path, strategies):
         inner = NovoGrad(0.02)
         model.compile(
             tf_dgc.CompressedOptimizer(
-                inner, tf_dgc.compressors.TopK(0.9), adam_correction=False
+                inner,
+                tf_dgc.compressors.TopK(0.9),
+                corrections=tf_dgc.Corrections(adam=False),
             ),
             "mse",
         )

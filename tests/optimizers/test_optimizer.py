@@ -59,9 +59,17 @@ def momentum():
 @pytest.mark.parametrize(
     "settings",
     [
-        {"sparsity": 0.99, "factor_masking": False, "min_compress_size": 7, "seed": 3},
+        {
+            "sparsity": 0.99,
+            "corrections": tf_dgc.Corrections(factor_masking=False),
+            "min_compress_size": 7,
+            "seed": 3,
+        },
         {"value_dtype": "bfloat16"},
-        {"sparsity": tf_dgc.schedules.WarmupSparsity(10), "momentum_correction": False},
+        {
+            "sparsity": tf_dgc.schedules.WarmupSparsity(10),
+            "corrections": tf_dgc.Corrections(momentum=False),
+        },
     ],
 )
 def test_config_round_trip(inner, settings):
@@ -146,7 +154,10 @@ def test_whose_learning_rate_counts(corrects, moved):
     trainer = Trainer(
         tf.distribute.get_strategy(),
         lambda: tf_dgc.DGCOptimizer(
-            O.SGD(1.0), 0.9995, min_compress_size=1, rate_correction=corrects
+            O.SGD(1.0),
+            0.9995,
+            min_compress_size=1,
+            corrections=tf_dgc.Corrections(scale_before_accumulation=corrects),
         ),
         [np.zeros((2, 1000), "float32")],
     )
@@ -178,7 +189,9 @@ def test_fit_learns(strategies, inner, num_workers):
     with strategies[num_workers].scope():
         model = make_model()
         corrects = not isinstance(inner(), O.RMSprop)
-        optimizer = tf_dgc.DGCOptimizer(inner(), 0.9, adam_correction=corrects)
+        optimizer = tf_dgc.DGCOptimizer(
+            inner(), 0.9, corrections=tf_dgc.Corrections(adam=corrects)
+        )
         model.compile(optimizer, "mse", metrics=["mae"])
     x, y = make_data(250)  # an uneven last batch
     before = model.evaluate(x, y, verbose=0)[0]
@@ -486,8 +499,12 @@ def test_loading_state_of_other_settings_is_refused(tmp_path):
     [
         (lambda: tf_dgc.DGCOptimizer("sgd"), "sparsity", 0.5),
         (lambda: tf_dgc.DGCOptimizer("sgd"), "value_dtype", "bfloat16"),
-        (lambda: tf_dgc.DGCOptimizer("sgd"), "momentum_correction", False),
-        (lambda: tf_dgc.DGCOptimizer("sgd"), "exchange", "tree"),
+        (
+            lambda: tf_dgc.DGCOptimizer("sgd"),
+            "corrections",
+            tf_dgc.Corrections(momentum=False),
+        ),
+        (lambda: tf_dgc.DGCOptimizer("sgd"), "collective", "tree"),
         (lambda: tf_dgc.CompressedOptimizer("sgd"), "compressor", "qsgd"),
         (lambda: tf_dgc.LocalOptimizer("sgd", 2), "period", 3),
         (lambda: tf_dgc.DGCOptimizer("sgd"), "momentum", 0.5),

@@ -54,7 +54,7 @@ def assert_same(one, other, exact=True):
 
 
 def assert_overlaps(optimizer):
-    assert optimizer.stats.exchange.endswith(" buckets")
+    assert optimizer.stats.collective.endswith(" buckets")
 
 
 def assert_same_after(pair, number, steps):
@@ -80,7 +80,7 @@ def test_the_same_bits(strategies, method, number):
         for trainer in pair:
             trainer.step(make_gradients(number, step))
     assert_same(*pair, exact=number < 3 or method in {"dgc", "none", "qsgd"})
-    name = pair[1].optimizer.stats.exchange
+    name = pair[1].optimizer.stats.collective
     assert name == ("ring" if number == 1 else "ring, 5 buckets")
     sent = [t.optimizer.stats.entries for t in pair]
     assert sent[0] == sent[1] > 0
@@ -101,11 +101,11 @@ def test_the_same_by_other_kinds_of_steps(strategies, monkeypatch, path):
     "settings",
     rows(
         [
-            {"exchange": "gtopk"},
-            {"exchange": "butterfly"},
-            {"exchange": tf_dgc.collectives.Hierarchical([[0, 1], [2, 3]])},
+            {"collective": "gtopk"},
+            {"collective": "butterfly"},
+            {"collective": tf_dgc.collectives.Hierarchical([[0, 1], [2, 3]])},
             {"uncompressed_dtype": "bfloat16"},
-            {"value_dtype": "mxint8", "check_every": 1},
+            {"value_dtype": "mxint8", "diagnostics": tf_dgc.Diagnostics(check_every=1)},
         ],
         [],
     ),
@@ -120,7 +120,7 @@ def test_the_same_with_settings(strategies, settings):
 def test_the_same_traced_on_a_schedule(strategies, inner):
     """Dense steps at first, as is known only when they run; Keras's own update."""
     schedule = tf_dgc.schedules.PiecewiseConstantSparsity([1], [0.0, 0.9])
-    settings = {"sparsity": schedule, "adam_correction": False}
+    settings = {"sparsity": schedule, "corrections": tf_dgc.Corrections(adam=False)}
     make = {
         "adam": lambda: keras.optimizers.Adam(0.01),
         "sgd": lambda: keras.optimizers.SGD(0.25, 0.5, clipvalue=3.0, use_ema=True),
@@ -311,11 +311,11 @@ def test_auto_states_what_it_chose(strategies, monkeypatch):
     monkeypatch.setattr(autotune, "choose_algorithm", lambda *_: measured)
     monkeypatch.setattr(autotune, "_WORTH_IT", 10.0)
     one, other = (
-        make_trainer(strategies[2], "none", overlap, exchange="auto")
+        make_trainer(strategies[2], "none", overlap, collective="auto")
         for overlap in (False, LONG)
     )
-    assert one.optimizer.stats.exchange == "butterfly"
-    assert other.optimizer.stats.exchange == "butterfly, 5 buckets"
+    assert one.optimizer.stats.collective == "butterfly"
+    assert other.optimizer.stats.collective == "butterfly, 5 buckets"
 
 
 @pytest.mark.parametrize("overlap", ["yes", 0, 0.0, -1.0, float("nan"), float("inf")])
@@ -337,9 +337,16 @@ def test_what_is_no_overlap(overlap):
             lambda: tf_dgc.CompressedOptimizer("sgd", "global_top_k", overlap=True),
             "sees all of them as one",
         ),
-        (lambda: tf_dgc.DGCOptimizer("adam", overlap=0.1), "adam_correction=False"),
         (
-            lambda: tf_dgc.DGCOptimizer("sgd", overlap=True, track_staleness=True),
+            lambda: tf_dgc.DGCOptimizer("adam", overlap=0.1),
+            r"Corrections\(adam=False\)",
+        ),
+        (
+            lambda: tf_dgc.DGCOptimizer(
+                "sgd",
+                overlap=True,
+                diagnostics=tf_dgc.Diagnostics(track_staleness=True),
+            ),
             "`track_staleness` counts",
         ),
     ],

@@ -15,7 +15,11 @@ WITHOUT = {
     "sparsity": (lambda: tf_dgc.DGCOptimizer(SGD(0.5), 0.9), True),
     "low rank": (lambda: tf_dgc.CompressedOptimizer(SGD(0.5), "power_sgd"), True),
     "when sent": (
-        lambda: tf_dgc.DGCOptimizer(SGD(0.5), 0.9, rate_correction=False),
+        lambda: tf_dgc.DGCOptimizer(
+            SGD(0.5),
+            0.9,
+            corrections=tf_dgc.Corrections(scale_before_accumulation=False),
+        ),
         False,
     ),
     "threshold": (
@@ -28,7 +32,9 @@ WITHOUT = {
     ),
     "another rule": (
         lambda: tf_dgc.DGCOptimizer(
-            keras.optimizers.RMSprop(0.5), 0.9, adam_correction=False
+            keras.optimizers.RMSprop(0.5),
+            0.9,
+            corrections=tf_dgc.Corrections(adam=False),
         ),
         False,
     ),
@@ -77,7 +83,11 @@ def test_a_rate_of_0_takes_nothing_in_and_lets_out_what_waits(strategies):
 def test_a_file_of_other_units_is_refused(tmp_path, inner, saved):
     def make_model(corrects, build=True):
         model = keras.Sequential([keras.Input([40]), keras.layers.Dense(50)])
-        optimizer = tf_dgc.DGCOptimizer(inner, 0.9, rate_correction=corrects)
+        optimizer = tf_dgc.DGCOptimizer(
+            inner,
+            0.9,
+            corrections=tf_dgc.Corrections(scale_before_accumulation=corrects),
+        )
         model.compile(optimizer=optimizer, loss="mse")
         if build:
             model.optimizer.build(model.trainable_variables)
@@ -91,7 +101,7 @@ def test_a_file_of_other_units_is_refused(tmp_path, inner, saved):
     model.fit(np.ones([8, 40]), np.ones([8, 50]), verbose=0)
     model.save_weights(path)
     make_model(saved).load_weights(path)
-    with pytest.raises(ValueError, match=r"in units of .*: `rate_correction`"):
+    with pytest.raises(ValueError, match=r"in units of .*: `Corrections"):
         make_model(not saved).load_weights(path)
     checkpoint = tf.train.Checkpoint(optimizer=model.optimizer)
     saved_as = checkpoint.write(str(tmp_path / "checkpoint"))
@@ -101,5 +111,5 @@ def test_a_file_of_other_units_is_refused(tmp_path, inner, saved):
         same.optimizer.residual, model.optimizer.residual, strict=True
     ):
         np.testing.assert_array_equal(mine.numpy(), theirs.numpy())
-    with pytest.raises(ValueError, match=r"in units of .*: `rate_correction`"):
+    with pytest.raises(ValueError, match=r"in units of .*: `Corrections"):
         tf.train.Checkpoint(optimizer=other.optimizer).read(saved_as)

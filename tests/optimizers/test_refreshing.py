@@ -18,7 +18,9 @@ INNER = {
     "nadam": lambda **more: O.Nadam(0.02, **more),
 }
 MAKE = {
-    "dgc": lambda inner: tf_dgc.DGCOptimizer(inner, 0.97, check_every=None),
+    "dgc": lambda inner: tf_dgc.DGCOptimizer(
+        inner, 0.97, diagnostics=tf_dgc.Diagnostics(check_every=None)
+    ),
     "power_sgd": lambda inner: tf_dgc.CompressedOptimizer(inner, "power_sgd"),
 }
 SIZE = 40 * 50 + 50 * 30  # of what is not exempt

@@ -108,7 +108,10 @@ def test_its_gradients_are_added_up_where_something_is_kept_back(sparse):
 def test_a_residual_has_each_entry_once():
     a = keras.Variable(np.zeros(SHAPE, "float32"))
     optimizer = tf_dgc.DGCOptimizer(
-        O.SGD(1.0), 0.9, min_compress_size=0, rate_correction=False
+        O.SGD(1.0),
+        0.9,
+        min_compress_size=0,
+        corrections=tf_dgc.Corrections(scale_before_accumulation=False),
     )
     ones = tf.ones(SHAPE)
     optimizer.apply([ones, 2.0 * ones], [a, a])

@@ -17,7 +17,10 @@ STEPS = 9
 
 def dgc(sparsity, **settings):
     return tf_dgc.DGCOptimizer(
-        SGD(0.1, momentum=0.9), sparsity, track_staleness=True, **settings
+        SGD(0.1, momentum=0.9),
+        sparsity,
+        diagnostics=tf_dgc.Diagnostics(track_staleness=True),
+        **settings,
     )
 
 
@@ -59,7 +62,9 @@ def test_equals_a_count(strategies, monkeypatch, path, num_workers, sparsity, se
         monkeypatch.setattr(native, "is_available", lambda variables: False)
     trainer = Trainer(
         strategies[num_workers],
-        lambda: dgc(sparsity, factor_masking=True, **settings),
+        lambda: dgc(
+            sparsity, corrections=tf_dgc.Corrections(factor_masking=True), **settings
+        ),
         initial_weights("float32"),
     )
     count = Count(num_workers)
@@ -78,7 +83,9 @@ def test_any_method(strategies):
     trainer = Trainer(
         strategies[2],
         lambda: tf_dgc.CompressedOptimizer(
-            SGD(0.1), tf_dgc.compressors.TopK(0.9), track_staleness=True
+            SGD(0.1),
+            tf_dgc.compressors.TopK(0.9),
+            diagnostics=tf_dgc.Diagnostics(track_staleness=True),
         ),
         initial_weights("float32"),
     )
@@ -118,8 +125,8 @@ def test_is_not_tracked_by_default_and_never_saved(tmp_path):
     assert plain.staleness is None
     assert tracking.staleness.max == 0
     again = tf_dgc.DGCOptimizer.from_config(tracking.get_config())
-    assert again.track_staleness
-    assert not plain.get_config()["track_staleness"]
+    assert again.diagnostics.track_staleness
+    assert not plain.diagnostics.track_staleness
 
 
 @pytest.mark.filterwarnings("ignore:XLA compiles this step")

@@ -35,7 +35,13 @@ def test_names_optimizer_method_and_what_to_use(name):
     with pytest.warns(UserWarning) as found:
         tf_dgc.DGCOptimizer(kind(0.01, **settings), 0.99)
     (text,) = [str(warning.message) for warning in found]
-    for part in (f"`{name}`", "TopK(", "Use `Adam`", "uniform_8bit", "adam_correction"):
+    for part in (
+        f"`{name}`",
+        "TopK(",
+        "Use `Adam`",
+        "uniform_8bit",
+        "Corrections(adam=False)",
+    ):
         assert part in text
     at_another_rate = name in ("Adagrad", "Adafactor", "Ftrl")
     assert ("needs a learning rate of its own" in text) == at_another_rate
@@ -63,8 +69,13 @@ def test_warns_of_an_outer_optimizer_that_nothing_corrects(name):
 
 
 def test_config_that_is_loaded_warns_again():
-    optimizer = tf_dgc.DGCOptimizer(O.RMSprop(), 0.9, adam_correction=False)
-    config = {**optimizer.get_config(), "adam_correction": True}
+    optimizer = tf_dgc.DGCOptimizer(
+        O.RMSprop(), 0.9, corrections=tf_dgc.Corrections(adam=False)
+    )
+    config = {
+        **optimizer.get_config(),
+        "corrections": keras.saving.serialize_keras_object(tf_dgc.Corrections()),
+    }
     with pytest.warns(UserWarning, match="`RMSprop` trains badly"):
         tf_dgc.DGCOptimizer.from_config(config)
 
@@ -102,7 +113,9 @@ def test_a_sparse_sum_has_a_norm_that_is_too_large(sparsity, too_little):
     """An entry of `NovoGrad` that comes every T steps moves T**0.5 times too little."""
     variable = keras.Variable(np.zeros((100, 100), "float32"))
     inner = tf_dgc.NovoGrad(0.01, beta_1=0.0, beta_2=0.0)
-    optimizer = tf_dgc.DGCOptimizer(inner, sparsity, adam_correction=False)
+    optimizer = tf_dgc.DGCOptimizer(
+        inner, sparsity, corrections=tf_dgc.Corrections(adam=False)
+    )
     gradient = np.random.default_rng(0).normal(size=variable.shape).astype("float32")
     for _ in range(300):
         optimizer.apply([gradient], [variable])
@@ -115,7 +128,9 @@ def test_a_sparse_sum_has_mean_squares_that_are_too_large(sparsity, too_little):
     """Of rows and columns, by the root of which an `Adafactor` divides."""
     variable = keras.Variable(np.ones((100, 100), "float32"))
     inner = O.Adafactor(1e-3, epsilon_1=1e-15, relative_step=False)
-    optimizer = tf_dgc.DGCOptimizer(inner, sparsity, adam_correction=False)
+    optimizer = tf_dgc.DGCOptimizer(
+        inner, sparsity, corrections=tf_dgc.Corrections(adam=False)
+    )
     gradient = np.random.default_rng(0).choice([-1.0, 1.0], (100, 100))
     for _ in range(100):
         optimizer.apply([gradient.astype("float32")], [variable])
@@ -130,7 +145,9 @@ WITHOUT_NUMBERS = r"epsilon_1=1e-30\)` makes NaN .* `Adafactor\(epsilon_1=1e-15\
     "make",
     [
         lambda inner: tf_dgc.DGCOptimizer(inner, 0.9),
-        lambda inner: tf_dgc.DGCOptimizer(inner, 0.9, adam_correction=False),
+        lambda inner: tf_dgc.DGCOptimizer(
+            inner, 0.9, corrections=tf_dgc.Corrections(adam=False)
+        ),
         lambda inner: tf_dgc.CompressedOptimizer(inner, "adacomp"),
         lambda inner: tf_dgc.LocalOptimizer("sgd", 2, outer=inner, compressor="top_k"),
         lambda inner: tf_dgc.ServerOptimizer(inner),
@@ -192,7 +209,7 @@ def test_does_not_warn_of_dense_steps():
 
 
 def test_does_not_warn_of_what_was_asked_for():
-    tf_dgc.DGCOptimizer(O.RMSprop(), 0.99, adam_correction=False)
+    tf_dgc.DGCOptimizer(O.RMSprop(), 0.99, corrections=tf_dgc.Corrections(adam=False))
 
 
 def test_does_not_warn_of_rules_it_does_not_know():

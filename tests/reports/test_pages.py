@@ -64,7 +64,7 @@ def make_run(epochs=3, name="net"):
         )
         for i in range(45)
     ]
-    method = {"name": "DGC", "exchange": "ring", "settings": {"note": ROOT}}
+    method = {"name": "DGC", "collective": "ring", "settings": {"note": ROOT}}
     return RunRecord(name, 2, {"tf_dgc": "1"}, {"": method}, variables, some)
 
 

@@ -19,7 +19,9 @@ def make_model(optimizer=None):
     if optimizer is None:
         sgd = keras.optimizers.SGD(0.1, momentum=0.9)
         optimizer = tf_dgc.DGCOptimizer(
-            sgd, 0.99, track_staleness=True, check_every=None
+            sgd,
+            0.99,
+            diagnostics=tf_dgc.Diagnostics(track_staleness=True, check_every=None),
         )
     model.compile(optimizer, "mse", metrics=["mae"])
     return model
@@ -45,7 +47,7 @@ def test_what_is_written(tmp_path):
     assert (run.model, run.workers) == ("small", 2)
     assert run.versions["tf_dgc"] == tf_dgc.__version__
     assert run.methods[""]["name"] == "DGCOptimizer, top_k"
-    assert run.methods[""]["exchange"] == "ring"
+    assert run.methods[""]["collective"] == "ring"
     settings = run.methods[""]["settings"]
     assert settings["inner"]["config"]["learning_rate"] == pytest.approx(0.1)
     stats = model.optimizer.stats
@@ -186,7 +188,9 @@ METHODS = [
 def test_sizes_add_up(method):
     """What is said of each variable is, with headers, what a step hands over."""
     sgd = keras.optimizers.SGD(0.1)
-    optimizer = tf_dgc.CompressedOptimizer(sgd, method, check_every=None)
+    optimizer = tf_dgc.CompressedOptimizer(
+        sgd, method, diagnostics=tf_dgc.Diagnostics(check_every=None)
+    )
     assert recorder.sizes_per_variable(optimizer) == []
     model = make_model(optimizer)
     model.fit(X, Y, batch_size=32, verbose=0)

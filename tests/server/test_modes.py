@@ -54,10 +54,14 @@ def test_sync_equals_mirrored_workers(
 ):
     """In float64, step for step, with momentum correction and what is kept back."""
     gradients, weights = make_gradients(2, STEPS), initial_weights()
-    settings = {"momentum_correction": True, **TOP_K}
+    settings = {"corrections": tf_dgc.Corrections(momentum=True), **TOP_K}
     mirrored = Trainer(
         strategies[2],
-        lambda: tf_dgc.CompressedOptimizer(sgd(), rate_correction=False, **settings),
+        lambda: tf_dgc.CompressedOptimizer(
+            sgd(),
+            corrections=tf_dgc.Corrections(scale_before_accumulation=False),
+            **settings,
+        ),
         weights,
     )
     for step in gradients:  # Keras divides them by the number of workers
@@ -101,7 +105,11 @@ def test_nothing_is_lost_whatever_the_order(monkeypatch, mode, staleness, server
     """What has arrived and what is kept back add up to all gradients, in float64."""
     gradients, weights = make_gradients(3, 6), initial_weights()
     with Served(3, servers=servers) as served:
-        settings = {"staleness": staleness, "momentum_correction": False, **TOP_K}
+        settings = {
+            "staleness": staleness,
+            "corrections": tf_dgc.Corrections(momentum=False),
+            **TOP_K,
+        }
         rate = keras.optimizers.SGD(1.0)
         workers = [
             Trained(served.optimizer(monkeypatch, i, rate, mode, **settings), weights)
@@ -145,7 +153,7 @@ def test_what_comes_too_late_goes_back_into_the_residual(
     (gradients,), weights = make_gradients(2, 1), initial_weights()
     method = tf_dgc.compressors.TopK(sparsity)
     settings = {"compressor": method, "min_compress_size": 100, "quorum": 1}
-    settings["momentum_correction"] = False
+    settings["corrections"] = tf_dgc.Corrections(momentum=False)
     with Served(2, servers=servers) as served:
         rate = keras.optimizers.SGD(1.0)
         one, late = workers = [

@@ -186,7 +186,7 @@ def test_where_a_rule_changes_all_nothing_is_known(
     with Served(1) as served:
         method = tf_dgc.compressors.TopK(0.95)
         about = {"compressor": method, "pull": "sparse", "min_compress_size": 100}
-        about["momentum_correction"] = corrects
+        about["corrections"] = tf_dgc.Corrections(momentum=corrects)
         optimizer = served.optimizer(monkeypatch, 0, inner, **about)
         worker = Trained(optimizer, weights)
         with leaving(worker):

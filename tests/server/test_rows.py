@@ -293,7 +293,7 @@ def test_with_a_residual_beside_it_and_a_gradient_that_is_not_finite(monkeypatch
         ({"inner": keras.optimizers.Adam()}, "needs plain SGD or Adagrad"),
         ({"inner": keras.optimizers.SGD(0.1, momentum=0.9)}, "momentum=0.9"),
         ({"mode": "backup"}, "mode='backup'"),
-        ({"correction": "delay"}, "correction='delay'"),
+        ({"correction": tf_dgc.StalenessCorrection("delay")}, "rule='delay'"),
     ],
 )
 def test_settings_that_do_not_go_with_rows(settings, text):

@@ -28,6 +28,10 @@ def _worker(monkeypatch):
     be(monkeypatch)
 
 
+BY_RATE = tf_dgc.StalenessCorrection("rate")
+BY_DELAY = tf_dgc.StalenessCorrection("delay")
+
+
 def sgd(**settings):
     return keras.optimizers.SGD(0.1, momentum=0.9, **settings)
 
@@ -73,11 +77,16 @@ def test_no_cluster(monkeypatch):
             {"mode": "backup", "quorum": 1, "compressor": "none"},
             "pass `error_feedback=True`",
         ),
-        ({"mode": "async", "correction": "all"}, 'None, "rate" or "delay"'),
-        ({"correction": "rate"}, "computed with old weights"),
-        ({"mode": "ssp", "staleness": 0, "correction": "rate"}, "old weights"),
-        ({"mode": "async", "correction": "delay", "pull": "sparse"}, "all of them"),
-        ({"mode": "async", "correction_strength": 1.0}, 'for `correction="delay"`'),
+        ({"mode": "async", "staleness_correction": "rate"}, r"StalenessCorrection\("),
+        ({"staleness_correction": BY_RATE}, "computed with old weights"),
+        (
+            {"mode": "ssp", "staleness": 0, "staleness_correction": BY_RATE},
+            "old weights",
+        ),
+        (
+            {"mode": "async", "staleness_correction": BY_DELAY, "pull": "sparse"},
+            "all of them",
+        ),
         ({"mode": "ssp"}, "needs `staleness`"),
         ({"mode": "sync", "staleness": 1}, "omit it in other modes"),
         ({"mode": "ssp", "staleness": -1}, "0 or more"),
@@ -91,7 +100,10 @@ def test_no_cluster(monkeypatch):
         ({"pull_sparsity": 0.9}, 'is for `pull="sparse"`'),
         ({"pull": "sparse", "pull_sparsity": 1.0}, "number in"),
         ({"pull": "sparse", "compressor": "qsgd"}, "Pass `pull_sparsity`"),
-        ({"compressor": "qsgd", "momentum_correction": True}, "needs error feedback"),
+        (
+            {"compressor": "qsgd", "corrections": tf_dgc.Corrections(momentum=True)},
+            "needs error feedback",
+        ),
         ({"inner": sgd(use_ema=True)}, "use_ema"),
         ({"inner": sgd(gradient_accumulation_steps=2)}, "pushes in every call"),
         ({"inner": keras.optimizers.SGD(lambda: 0.1)}, "cannot run a function"),
@@ -100,6 +112,15 @@ def test_no_cluster(monkeypatch):
 def test_settings_that_do_not_go(settings, text):
     with pytest.raises(ValueError, match=text):
         tf_dgc.ServerOptimizer(**{"inner": sgd(), **settings})
+
+
+def test_corrections_that_do_not_go():
+    with pytest.raises(ValueError, match='must be "rate" or "delay"'):
+        tf_dgc.StalenessCorrection("all")
+    with pytest.raises(ValueError, match='is for `rule="delay"`'):
+        tf_dgc.StalenessCorrection("rate", 1.0)
+    with pytest.raises(ValueError, match="`strength` must be a finite number above 0"):
+        tf_dgc.StalenessCorrection("delay", 0)
 
 
 def test_not_within_a_strategy(strategies):

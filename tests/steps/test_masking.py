@@ -16,7 +16,10 @@ DENSE_AT_FIRST = tf_dgc.schedules.PiecewiseConstantSparsity([3], [0.0, 0.99])
 
 def corrected(compressor, **settings):
     return tf_dgc.CompressedOptimizer(
-        O.SGD(1.0, momentum=0.9), compressor, momentum_correction=True, **settings
+        O.SGD(1.0, momentum=0.9),
+        compressor,
+        corrections=tf_dgc.Corrections(momentum=True),
+        **settings,
     )
 
 
@@ -90,7 +93,7 @@ SPARSIFIERS = [
 
 @pytest.mark.parametrize("name", SPARSIFIERS)
 def test_every_sparsifier_says_what_it_sent(name):
-    optimizer = corrected(name, factor_masking=True)
+    optimizer = corrected(name, corrections=tf_dgc.Corrections(factor_masking=True))
     velocity, moved = velocity_after(optimizer, [gradient()])
     cleared = velocity == 0
     assert np.count_nonzero(cleared) == optimizer.stats.entries_per_step
@@ -137,7 +140,9 @@ class Composed(compressors.TopK):
 def test_staleness_counts_what_is_coded_as_0_as_sent(method):
     variable = keras.Variable(np.zeros(SHAPE, "float32"))
     optimizer = tf_dgc.CompressedOptimizer(
-        O.SGD(1.0), method(1e-5, "float16"), track_staleness=True
+        O.SGD(1.0),
+        method(1e-5, "float16"),
+        diagnostics=tf_dgc.Diagnostics(track_staleness=True),
     )
     optimizer.build([variable])
     for seed in range(3):

@@ -30,10 +30,13 @@ CASES = {
     "momentum": (lambda: O.SGD(0.1, momentum=0.9), {}),
     "nesterov": (lambda: O.SGD(0.1, momentum=0.9, nesterov=True), {}),
     "no momentum": (lambda: O.SGD(0.1), {}),
-    "no masking": (lambda: O.SGD(0.1, momentum=0.9), {"factor_masking": False}),
+    "no masking": (
+        lambda: O.SGD(0.1, momentum=0.9),
+        {"corrections": tf_dgc.Corrections(factor_masking=False)},
+    ),
     "no correction": (
         lambda: O.SGD(0.1, momentum=0.9),
-        {"momentum_correction": False},
+        {"corrections": tf_dgc.Corrections(momentum=False)},
     ),
     "clipnorm": (lambda: O.SGD(0.1, momentum=0.9, clipnorm=3.0), {}),
     "global_clipnorm": (lambda: O.SGD(0.1, momentum=0.9, global_clipnorm=5.0), {}),
@@ -145,7 +148,7 @@ def run_compress(gradients, counts, layout, momentum=0.5, offsets=None, scales=N
         divided=[],
         divisors=tf.zeros([0, 5], tf.float64),
         nesterov=False,
-        factor_masking=True,
+        corrections=tf_dgc.Corrections(factor_masking=True),
         largest_exponents=native._exponents(StepPlan(layout, counts, False)),
         **native.layout_attributes(StepPlan(layout, counts, False)),
     )

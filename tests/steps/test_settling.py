@@ -99,10 +99,9 @@ def test_what_is_left_out_on_the_way_is_kept(
         optimizer = tf_dgc.DGCOptimizer(
             keras.optimizers.SGD(1.0, momentum=MOMENTUM),
             SPARSITY,
-            factor_masking=factor_masking,
+            corrections=tf_dgc.Corrections(factor_masking=factor_masking),
             value_dtype=value_dtype,
-            track_staleness=True,
-            check_every=None,
+            diagnostics=tf_dgc.Diagnostics(check_every=None, track_staleness=True),
         )
         optimizer.communicator = EveryOther(strategy, value_dtype)
         return optimizer

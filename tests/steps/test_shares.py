@@ -53,7 +53,9 @@ def test_what_is_handed_over(monkeypatch, strategies, path):
     weights = initial_weights("float32", SHAPES)
     trainer = Trainer(
         strategies[3],
-        lambda: tf_dgc.CompressedOptimizer(SGD(1.0), method, check_every=None),
+        lambda: tf_dgc.CompressedOptimizer(
+            SGD(1.0), method, diagnostics=tf_dgc.Diagnostics(check_every=None)
+        ),
         weights,
     )
     handed_over = record_collectives(monkeypatch)
@@ -102,7 +104,11 @@ def test_what_overflows_in_either_share_is_counted_once(strategies):
     weights = initial_weights("float32", SHAPES)
     trainer = Trainer(
         strategies[3],
-        lambda: tf_dgc.DGCOptimizer(SGD(1e-9), 0.9, rate_correction=False),
+        lambda: tf_dgc.DGCOptimizer(
+            SGD(1e-9),
+            0.9,
+            corrections=tf_dgc.Corrections(scale_before_accumulation=False),
+        ),
         weights,
     )
     zeros = [[np.zeros(s, "float32") for s in SHAPES] for _ in range(3)]

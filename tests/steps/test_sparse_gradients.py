@@ -135,7 +135,7 @@ def compressed(method, momentum=0.0, inner=None):
     return tf_dgc.CompressedOptimizer(
         inner or keras.optimizers.SGD(0.125, momentum),
         method,
-        momentum_correction=momentum > 0,
+        corrections=tf_dgc.Corrections(momentum=momentum > 0),
     )
 
 

@@ -31,7 +31,7 @@ class AdamOracle(Oracle):
             **settings,
         )
         self.beta_1 = beta_1
-        self.rate_correction = self.rate_correction and not self.momentum
+        self.scales_first = self.scales_first and not self.momentum
         self.beta_2 = beta_2
         self.epsilon = epsilon
         self.weight_decay = weight_decay
@@ -177,7 +177,7 @@ class NadamOracle(AdamOracle):
 
     def __init__(self, *args, **settings):
         super().__init__(*args, **settings)
-        self.rate_correction = False
+        self.scales_first = False
 
     @staticmethod
     def _beside(beta_1, wait):

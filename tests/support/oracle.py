@@ -5,6 +5,8 @@ import math
 import numpy as np
 import wire_reference
 
+from tf_dgc import Corrections
+
 
 def clip(gradients, num_workers, clipnorm=None, global_clipnorm=None, clipvalue=None):
     """Clip one worker's gradients, thresholds of norms scaled by N**-0.5."""
@@ -40,11 +42,10 @@ class Oracle:
         learning_rate,
         momentum=0.0,
         nesterov=False,
-        factor_masking=None,
         min_compress_size=1024,
         clipping=None,
         value_dtype=None,
-        rate_correction=True,
+        corrections=None,
         tie_offsets=lambda iteration: [0] * 100,
     ):
         self.weights = [w.copy() for w in weights]
@@ -52,10 +53,11 @@ class Oracle:
         self.sparsity = sparsity if callable(sparsity) else lambda step: sparsity
         self.rate_at = learning_rate if callable(learning_rate) else None
         self.learning_rate = learning_rate(0) if self.rate_at else learning_rate
-        self.rate_correction = rate_correction
+        corrections = corrections or Corrections()
+        self.scales_first = corrections.scale_before_accumulation
         self.momentum = momentum
         self.nesterov = nesterov
-        self.factor_masking = factor_masking
+        self.factor_masking = corrections.factor_masking
         self.min_compress_size = min_compress_size
         self.clipping = clipping or {}
         self.dtype = weights[0].dtype.name
@@ -93,7 +95,7 @@ class Oracle:
     def rates(self):
         """What a gradient is multiplied by in its own step, and a sum when sent."""
         pair = self.learning_rate, 1.0
-        return pair if self.rate_correction else pair[::-1]
+        return pair if self.scales_first else pair[::-1]
 
     def _exempt(self, tensor):
         return tensor.ndim < 2 or tensor.size < self.min_compress_size

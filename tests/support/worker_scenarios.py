@@ -30,7 +30,9 @@ LOOPBACK_SENT = pathlib.Path("/sys/class/net/lo/statistics/tx_bytes")
 
 def dgc(sparsity=0.9, track_staleness=False, **settings):
     inner = SGD(0.05, momentum=0.9, **settings)
-    return tf_dgc.DGCOptimizer(inner, sparsity, track_staleness=track_staleness)
+    return tf_dgc.DGCOptimizer(
+        inner, sparsity, diagnostics=tf_dgc.Diagnostics(track_staleness=track_staleness)
+    )
 
 
 def make_model(optimizer, units=40, layers=1, **settings):
@@ -99,7 +101,11 @@ def monitor_and_checkpoint(directory):
 def scenario_fit(directory):
     """Everything `fit` users do; then save and load."""
     callbacks = monitor_and_checkpoint(directory)
-    model, result = fit(lambda: dgc(track_staleness=True), callbacks, True)
+    model, result = fit(
+        lambda: dgc(diagnostics=tf_dgc.Diagnostics(track_staleness=True)),
+        callbacks,
+        True,
+    )
     x, y = make_data()
     result["evaluate"] = model.evaluate(x, y, batch_size=16, verbose=0)
     result["predictions"] = model.predict(x, batch_size=16, verbose=0).shape
@@ -144,7 +150,7 @@ def scenario_two_levels(directory):
     exchange = tf_dgc.collectives.Hierarchical([[0, 2], [1, 3]])
 
     def make():
-        return tf_dgc.DGCOptimizer(SGD(0.05, momentum=0.9), 0.9, exchange=exchange)
+        return tf_dgc.DGCOptimizer(SGD(0.05, momentum=0.9), 0.9, collective=exchange)
 
     model, result = fit(make)
     return {**result, "state": copies_of_this_worker(model)}
@@ -155,14 +161,14 @@ def scenario_auto(directory):
 
     def make():
         inner = SGD(0.05, momentum=0.9)
-        return tf_dgc.DGCOptimizer(inner, 0.9, exchange="auto", min_compress_size=1)
+        return tf_dgc.DGCOptimizer(inner, 0.9, collective="auto", min_compress_size=1)
 
     model, result = fit(make)
     path = directory / f"{RANK}.keras"
     model.save(path)
     with STRATEGY.scope():
         again = keras.models.load_model(path)
-    chosen = [m.optimizer.stats.exchange for m in (model, again)]
+    chosen = [m.optimizer.stats.collective for m in (model, again)]
     return {**result, "chosen": chosen}
 
 
@@ -180,7 +186,7 @@ def scenario_overlap(directory):
                 return tf_dgc.CompressedOptimizer(SGD(0.01), name, **asks)
 
             model, result = fit(make)
-            result["exchange"] = model.optimizer.stats.exchange
+            result["collective"] = model.optimizer.stats.collective
             found[f"{name} {overlap}"] = result
     return found
 
@@ -504,7 +510,9 @@ def scenario_divergence(directory):
     for choice in ("warn", "raise"):
         model = make_model(
             lambda choice=choice: tf_dgc.DGCOptimizer(
-                SGD(0.01), 0.9, check_every=2, on_divergence=choice
+                SGD(0.01),
+                0.9,
+                diagnostics=tf_dgc.Diagnostics(check_every=2, on_divergence=choice),
             )
         )
         data = {"batch_size": 16, "shuffle": False, "verbose": 0}

@@ -74,7 +74,7 @@ class Advice:
         return {
             "workers": prediction.num_workers,
             "method": prediction.name,
-            "exchange": prediction.exchange,
+            "collective": prediction.collective,
             "step_ms": 1000 * prediction.seconds,
             "alone_ms": 1000 * prediction.timing.seconds,
             "examples_per_second": examples / prediction.seconds,
@@ -93,8 +93,8 @@ class Advice:
             advice = f"{num_workers} workers: do not compress."
         else:
             code = best.timing.candidate.code
-            if best.exchange != "ring":
-                code = f'{code[:-1]}, exchange="auto")'
+            if best.collective != "ring":
+                code = f'{code[:-1]}, collective="auto")'
             advice = (
                 f"{num_workers} workers: {best.name}, "
                 f"{dense.seconds / best.seconds:.1f} times as fast as dense; {code}."
@@ -174,7 +174,7 @@ def advise(
 
     Times a step of the model on this machine with each method, and predicts the steps
     of several workers, each on a machine like this one, with the cost model of
-    `exchange="auto"`. It does not consider accuracy.
+    `collective="auto"`. It does not consider accuracy.
 
     Args:
         model: model, functional or with `data`; compiled or not. It is not changed.
@@ -269,7 +269,7 @@ def _inner_optimizer(model: keras.Model) -> keras.optimizers.Optimizer:
 
 
 def measured_links(strategy: tf.distribute.Strategy) -> LinkSpeeds:
-    """Return measured links, as `exchange="auto"` does; all workers call it."""
+    """Return measured links, as `collective="auto"` does; all workers call it."""
     if strategy.num_replicas_in_sync == 1:
         raise ValueError(
             "`strategy` must have two or more workers, to measure the links between "

@@ -28,7 +28,7 @@ class Prediction(NamedTuple):
 
     timing: StepTiming
     num_workers: int
-    exchange: str  # name of the algorithm that `exchange="auto"` would choose
+    collective: str  # name of the algorithm that `collective="auto"` would choose
     seconds: float  # seconds of a step, averaged over the period of local steps
     sent: float  # bytes that a worker sends per step, averaged likewise
 
@@ -61,7 +61,7 @@ def round_trip_of(links: LinkSpeeds) -> float:
 
 
 def predict_step(timing: StepTiming, num_workers: int, links: LinkSpeeds) -> Prediction:
-    """Predict a step with the algorithm that `exchange="auto"` would choose."""
+    """Predict a step with the algorithm that `collective="auto"` would choose."""
     requests = timing.requests(num_workers)
     period = timing.candidate.period
     algorithms = _algorithms(timing, num_workers)

@@ -23,7 +23,7 @@ from tf_dgc.multiworker.strategy import multi_worker_strategy
 from tf_dgc.reports import page
 
 _COLUMNS = (
-    *("workers", "method", "exchange"),
+    *("workers", "method", "collective"),
     *("step (ms)", "of dense", "examples/s", "bytes sent"),
 )
 
@@ -163,7 +163,7 @@ def _text(advice: Advice) -> str:
         (
             str(row["workers"]),
             row["method"] + (" *" if row["advised"] else ""),
-            row["exchange"],
+            row["collective"],
             f"{row['step_ms']:,.1f}",
             f"{row['of_dense']:.2f}",
             f"{row['examples_per_second']:,.0f}",

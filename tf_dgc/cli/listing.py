@@ -1,4 +1,4 @@
-"""`tf-dgc methods` and `tf-dgc exchanges`: tables with the cost of each."""
+"""`tf-dgc methods` and `tf-dgc collectives`: tables with the cost of each."""
 
 import math
 from collections.abc import Iterable
@@ -17,7 +17,13 @@ _METHOD_COLUMNS = (
     "error feedback",
     "reference",
 )
-_EXCHANGE_COLUMNS = ("name", "of a sum", "of a gather", "of DGC's entries", "reference")
+_COLLECTIVE_COLUMNS = (
+    "name",
+    "of a sum",
+    "of a gather",
+    "of DGC's entries",
+    "reference",
+)
 
 
 def main(size: int) -> int:
@@ -29,27 +35,27 @@ def main(size: int) -> int:
     return 0
 
 
-def list_exchanges(num_workers: int) -> int:
-    """Print the table of exchanges for some number of workers."""
+def list_collectives(num_workers: int) -> int:
+    """Print the table of collective algorithms for some number of workers."""
     print(
         f"Rounds, and the most that one of {num_workers} workers sends, in payloads "
         "of a worker:\n"
     )
-    rows = [_exchange_row(name, num_workers) for name in collectives.names()]
-    print(text_table(_EXCHANGE_COLUMNS, rows))
+    rows = [_collective_row(name, num_workers) for name in collectives.names()]
+    print(text_table(_COLLECTIVE_COLUMNS, rows))
     return 0
 
 
-def _exchange_row(name: str, num_workers: int) -> tuple[str, ...]:
-    exchange = collectives.get(name)
-    gather = exchange.cost_of_gather(1, num_workers)
-    merge = exchange.cost_of_merge if exchange.drops_entries else None
+def _collective_row(name: str, num_workers: int) -> tuple[str, ...]:
+    algorithm = collectives.get(name)
+    gather = algorithm.cost_of_gather(1, num_workers)
+    merge = algorithm.cost_of_merge if algorithm.drops_entries else None
     return (
         name,
-        _cost(exchange.cost_of_sum(1, num_workers)),
+        _cost(algorithm.cost_of_sum(1, num_workers)),
         _cost(gather),
         _cost(merge(1, num_workers) if merge else gather),
-        exchange.reference,
+        algorithm.reference,
     )
 
 

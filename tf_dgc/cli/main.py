@@ -33,11 +33,11 @@ def _methods(options: argparse.Namespace) -> int:
     return listing.main(options.size)
 
 
-def _exchanges(options: argparse.Namespace) -> int:
+def _collectives(options: argparse.Namespace) -> int:
     _load()
     from tf_dgc.cli import listing
 
-    return listing.list_exchanges(options.workers)
+    return listing.list_collectives(options.workers)
 
 
 def _advise(options: argparse.Namespace) -> int:
@@ -153,7 +153,7 @@ def _parser() -> argparse.ArgumentParser:
     parsers.add_serve(commands, _serve)
     parsers.add_doctor(commands, _doctor)
     parsers.add_methods(commands, _methods)
-    parsers.add_exchanges(commands, _exchanges)
+    parsers.add_collectives(commands, _collectives)
     parsers.add_advise(commands, _advise)
     parsers.add_report(commands, _report)
     return parser

@@ -175,16 +175,16 @@ def add_doctor(commands: Any, command: Command) -> None:
     doctor.set_defaults(run=command)
 
 
-def add_exchanges(commands: Any, command: Command) -> None:
-    """Add `tf-dgc exchanges`."""
-    exchanges = commands.add_parser(
-        "exchanges",
-        help="list the exchanges",
+def add_collectives(commands: Any, command: Command) -> None:
+    """Add `tf-dgc collectives`."""
+    collectives = commands.add_parser(
+        "collectives",
+        help="list the collective algorithms",
         description="Print name, rounds and bytes of every algorithm for all-reduce "
-        "and all-gather, with its defaults; docs/exchanges.md says when to use which.",
+        "and all-gather, with its defaults; see docs/collectives.md for which to use.",
     )
-    exchanges.set_defaults(run=command)
-    exchanges.add_argument(
+    collectives.set_defaults(run=command)
+    collectives.add_argument(
         "--workers",
         type=positive_count,
         default=8,

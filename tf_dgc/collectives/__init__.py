@@ -64,7 +64,7 @@ def get(identifier: CollectiveAlgorithm | str) -> CollectiveAlgorithm:
     if isinstance(identifier, str) and identifier in _BY_NAME:
         return _BY_NAME[identifier]()
     raise ValueError(
-        f"`exchange` must be one of {', '.join(map(repr, _BY_NAME))}, or a "
+        f"`collective` must be one of {', '.join(map(repr, _BY_NAME))}, or a "
         f"`tf_dgc.collectives.CollectiveAlgorithm`. Received: "
-        f"exchange={show(identifier)}"
+        f"collective={show(identifier)}"
     )

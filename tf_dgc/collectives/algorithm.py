@@ -98,7 +98,7 @@ class CollectiveAlgorithm(abc.ABC):
     All workers end with the same bits, for any number of workers.
 
     Attributes:
-        name: name for the argument `exchange=` of optimizers.
+        name: name for the argument `collective=` of optimizers.
         reference: source, or why there is none.
         drops_entries: whether `merge` merges the entries of sparse buffers on the way,
             and may drop some.

@@ -20,7 +20,7 @@ class Auto(Ring):
     """Chooses the algorithm of least predicted time when the optimizer is built.
 
     The workers measure latency, bandwidth, and how fast they merge and decode entries;
-    the slowest measurement of all decides. `optimizer.stats.exchange` has the choice.
+    the slowest measurement of all decides. `optimizer.stats.collective` has the choice.
     Without other processes it is the ring.
 
     Args:

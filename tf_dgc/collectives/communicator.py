@@ -27,7 +27,7 @@ from tf_dgc.collectives.requests import (
 )
 from tf_dgc.multiworker import workers
 from tf_dgc.multiworker.cross_device import GroupRequest, WorkerCrossDeviceOps
-from tf_dgc.multiworker.divergence import DivergenceCheck
+from tf_dgc.multiworker.divergence import ChecksumComparison
 
 Outcome = TypeVar("Outcome")
 
@@ -83,7 +83,7 @@ class Communicator:
     def run(
         self,
         step: Generator[list[Request], list[Reply], Outcome],
-        check: DivergenceCheck | None = None,
+        check: ChecksumComparison | None = None,
     ) -> tuple[Outcome, int | tf.Tensor]:
         """Run a step round by round; call it in replica context.
 
@@ -110,7 +110,9 @@ class Communicator:
             ]
             check = None
 
-    def answer(self, request: Request, check: DivergenceCheck | None = None) -> Reply:
+    def answer(
+        self, request: Request, check: ChecksumComparison | None = None
+    ) -> Reply:
         """Return the reply to one request; call it in replica context.
 
         The request must have the same type, dtype and size on all workers. A `check`
@@ -141,13 +143,13 @@ class Communicator:
     def _can_carry_check(self, request: Request) -> bool:
         return _is_for_all_workers(request) and not self._merges(request)
 
-    def _check_bytes(self, check: DivergenceCheck, request: Request) -> tf.Tensor:
+    def _check_bytes(self, check: ChecksumComparison, request: Request) -> tf.Tensor:
         if not self._can_carry_check(request):
             return check.num_bytes(True, tf.float32)
         request = _as_dense_or_sparse(request)
         return check.num_bytes(request.dense, request.vector.dtype)
 
-    def _run_check_alone(self, check: DivergenceCheck) -> tf.Tensor:
+    def _run_check_alone(self, check: ChecksumComparison) -> tf.Tensor:
         """Give the check a collective of its own in the steps where it is due."""
         no_words = tf.zeros([0], tf.int32)
         vector, _ = check.board(True, tf.zeros([0]), no_words)
@@ -193,7 +195,7 @@ class Communicator:
         return Rank(int(worker), self.num_workers)
 
     def _answer_dense_or_sparse(
-        self, request: DenseOrSparse, check: DivergenceCheck | None = None
+        self, request: DenseOrSparse, check: ChecksumComparison | None = None
     ) -> DenseOrSparseReply:
         dense, vector, words = request.dense, request.vector, request.words
         hook = self._hook

@@ -46,14 +46,14 @@ class RequestSize(NamedTuple):
 
 
 def request_cost(
-    exchange: CollectiveAlgorithm, request: RequestSize, num_workers: int
+    algorithm: CollectiveAlgorithm, request: RequestSize, num_workers: int
 ) -> Cost:
     """Return the cost of a request that every worker makes."""
     if request.kind == "sum":
-        return exchange.cost_of_sum(request.num_bytes, num_workers)
-    if request.kind == "entries" and exchange.drops_entries:
-        return exchange.cost_of_merge(request.num_bytes, num_workers)
-    return exchange.cost_of_gather(request.num_bytes, num_workers)
+        return algorithm.cost_of_sum(request.num_bytes, num_workers)
+    if request.kind == "entries" and algorithm.drops_entries:
+        return algorithm.cost_of_merge(request.num_bytes, num_workers)
+    return algorithm.cost_of_gather(request.num_bytes, num_workers)
 
 
 def transfer_seconds(cost: Cost, links: LinkSpeeds) -> float:
@@ -64,7 +64,7 @@ def transfer_seconds(cost: Cost, links: LinkSpeeds) -> float:
 
 
 def predict_seconds(
-    exchange: CollectiveAlgorithm,
+    algorithm: CollectiveAlgorithm,
     requests: Iterable[RequestSize],
     num_workers: int,
     links: LinkSpeeds,
@@ -72,7 +72,7 @@ def predict_seconds(
     """Return the seconds of a step's requests, one after the other, with decoding.
 
     Args:
-        exchange: algorithm, for `num_workers` workers.
+        algorithm: collective algorithm, for `num_workers` workers.
         requests: requests of every worker.
         num_workers: number of workers, N.
         links: speeds of links and processors.
@@ -80,19 +80,21 @@ def predict_seconds(
     Raises:
         ValueError: for a neighbor exchange, which has no such requests.
     """
-    if exchange.is_neighbor_exchange:
+    if algorithm.is_neighbor_exchange:
         raise ValueError(
-            "`exchange` must be one by which all workers come to a sum. Workers that "
+            "`collective` must be one by which all workers come to a sum. Workers that "
             "gossip send one message to each neighbor in turn, see "
-            "`exchange.neighbors`; pass `Ring()` for the sums over all workers. "
-            f"Received: exchange={show(exchange)}"
+            "`collective.neighbors`; pass `Ring()` for the sums over all workers. "
+            f"Received: collective={show(algorithm)}"
         )
     if num_workers == 1:
         return 0.0
     seconds = links.start
     for request in requests:
-        seconds += transfer_seconds(request_cost(exchange, request, num_workers), links)
-        merged = request.kind == "entries" and exchange.drops_entries
+        seconds += transfer_seconds(
+            request_cost(algorithm, request, num_workers), links
+        )
+        merged = request.kind == "entries" and algorithm.drops_entries
         seconds += (1 if merged else num_workers) * decode_seconds(request, links)
     return seconds
 
@@ -131,7 +133,7 @@ class TransferTimes(NamedTuple):
 
 
 def transfer_times(
-    exchange: CollectiveAlgorithm,
+    algorithm: CollectiveAlgorithm,
     requests_by_tensor: Sequence[Sequence[RequestSize]],
     joint_requests: Sequence[RequestSize],
     num_workers: int,
@@ -140,7 +142,7 @@ def transfer_times(
     """Return transfer times by the model of `predict_seconds`."""
 
     def seconds(requests: Sequence[RequestSize]) -> float:
-        return predict_seconds(exchange, requests, num_workers, links) - links.start
+        return predict_seconds(algorithm, requests, num_workers, links) - links.start
 
     def startup(requests: Sequence[RequestSize]) -> float:
         return seconds([request._replace(num_bytes=0) for request in requests])

@@ -15,16 +15,16 @@ from tf_dgc.collectives.ring import Ring
 
 @keras.saving.register_keras_serializable(package="tf_dgc")
 class Gossip(Ring):
-    """Averages with neighbors only, for `LocalOptimizer(exchange=...)`.
+    """Averages with neighbors only, for `LocalOptimizer(collective=...)`.
 
     At the end of a round each worker averages its weights with its neighbors', such
     that the mean over all workers does not change: D-PSGD. With a compressor it sends
     differences to the replicas of its weights that its neighbors hold: Choco-SGD.
 
     >>> ring = tf_dgc.collectives.Gossip("ring")
-    >>> tf_dgc.LocalOptimizer(sgd, 1, exchange=ring)
+    >>> tf_dgc.LocalOptimizer(sgd, 1, collective=ring)
     >>> slow = tf_dgc.collectives.Gossip("torus", step_size=0.2)
-    >>> tf_dgc.LocalOptimizer(sgd, 4, exchange=slow, compressor="top_k")
+    >>> tf_dgc.LocalOptimizer(sgd, 4, collective=slow, compressor="top_k")
 
     Workers reach the same weights only by `LocalOptimizer.consensus()`. Sums over all
     workers, as of metrics, use TensorFlow's collectives.

@@ -160,7 +160,7 @@ def _check_groups(groups: Sequence[Sequence[int]]) -> Machines:
     if len(set(map(len, machines))) > 1:
         raise ValueError(
             "`groups` must be of one size: every worker has one counterpart on each of "
-            "the other machines. Leave out workers, or use another `exchange`. "
+            "the other machines. Leave out workers, or use another `collective`. "
             f"Received: groups={show(groups)}"
         )
     return machines
@@ -175,6 +175,7 @@ def _group_by_host(hosts: Sequence[str]) -> Machines:
         raise ValueError(
             "`Hierarchical` needs as many workers on each machine as on the others: "
             "every worker has one counterpart on each. Start as many on each, pass "
-            f"`groups`, or use another `exchange`. Received: workers by host {numbers}"
+            "`groups`, or use another `collective`. Received: workers by host "
+            f"{numbers}"
         )
     return list(groups.values())

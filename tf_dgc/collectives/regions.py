@@ -109,7 +109,7 @@ class Regions:
         if size > 2**31 - 1:
             raise ValueError(
                 "Regions have at most 2**31 - 1 positions, including those for unused "
-                "room. Use another `exchange`, such as `gtopk`. Received: "
+                "room. Use another `collective`, such as `gtopk`. Received: "
                 f"{self.size} entries in all tensors"
             )
         tensor = TensorSpec("entries of a region", (size,), self.space.dtype, False)

@@ -140,8 +140,8 @@ class AveragingSynchronizer(Synchronizer):
             self._strategy,
             checked,
             iteration,
-            optimizer.check_every,
-            optimizer.on_divergence,
+            optimizer.diagnostics.check_every,
+            optimizer.diagnostics.on_divergence,
         )
         return optimizer.communicator.run(step, check)
 

@@ -49,7 +49,7 @@ class GossipSynchronizer(Synchronizer):
         variables: Sequence[keras.Variable],
     ):
         super().__init__(optimizer, state, variables)
-        self._gossip = cast(Gossip, optimizer.exchange)
+        self._gossip = cast(Gossip, optimizer.collective)
         self.replicas: NeighborReplicas | None = None
         if not isinstance(optimizer.compressor, NoCompression):
             self.replicas = NeighborReplicas(
@@ -160,7 +160,7 @@ class GossipSynchronizer(Synchronizer):
                 "Workers that gossip have different weights, and computing their mean "
                 "takes all workers. Call `optimizer.consensus()` on every worker "
                 f"before; it sets all weights to the mean. Received: to {use}, with "
-                f"exchange={show(self._gossip)}"
+                f"collective={show(self._gossip)}"
             )
         wait_for_workers(self._strategy, f"average their weights to {use}")
 
@@ -470,7 +470,7 @@ class MixingTerm(PerWorkerVariable):
                 f"gossip, and {self.path!r} was saved with another graph. Load with "
                 "the graph it was saved with; or, before changing the graph, call "
                 "`optimizer.consensus()` there on every worker, and save again. "
-                f"Received: exchange={show(self._gossip)}"
+                f"Received: collective={show(self._gossip)}"
             )
         super().scatter(saved)
 
@@ -505,16 +505,16 @@ class NeighborMethodState(PerWorkerVariable):
 
 
 def check_gossip(
-    exchange: CollectiveAlgorithm,
+    collective: CollectiveAlgorithm,
     compressor: Compressor,
     error_feedback: bool | None,
     outer: Any,
     num_workers: int,
 ) -> None:
     """Raise `ValueError` for settings of `LocalOptimizer` that gossip cannot have."""
-    if not isinstance(exchange, Gossip):
+    if not isinstance(collective, Gossip):
         return
-    exchange.weights(num_workers)  # raises for a matrix of another size
+    collective.weights(num_workers)  # raises for a matrix of another size
     if outer is not None:
         raise ValueError(
             "With `Gossip` no worker computes the mean that an outer optimizer would "
@@ -524,7 +524,7 @@ def check_gossip(
     if isinstance(compressor, NoCompression):
         return
     _check_method(compressor, error_feedback)
-    if exchange.step_size is None:
+    if collective.step_size is None:
         raise ValueError(
             "Compressed gossip needs a `step_size` in (0, 1]; the less a method "
             "sends, the smaller it must be. For example "

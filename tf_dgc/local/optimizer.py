@@ -19,11 +19,11 @@ from tf_dgc.local.rounds import RoundCounter
 from tf_dgc.local.streaming import DelayedSynchronizer
 from tf_dgc.local.synchronizer import Synchronizer
 from tf_dgc.local.weights import LocalWeightsOptimizer, SwappedWeights
-from tf_dgc.multiworker import divergence
 from tf_dgc.multiworker.background import BackgroundReduction
 from tf_dgc.multiworker.strategy import prepare
 from tf_dgc.multiworker.worker_variables import PerWorkerVariable, SharedVariable
 from tf_dgc.optimizers import inner_hyperparameters, unsupported, validation
+from tf_dgc.optimizers.diagnostics import Diagnostics, check_diagnostics
 from tf_dgc.optimizers.inner import get_inner_optimizer
 from tf_dgc.optimizers.inner_hyperparameters import InnerHyperparameters, Serialize
 from tf_dgc.optimizers.state import CompressionSettings, OptimizerState
@@ -70,17 +70,15 @@ class LocalOptimizer(LocalWeightsOptimizer):
             uncompressed.
         seed: seed of all random choices of the method.
         name: name of the optimizer.
-        check_every: number of rounds between comparisons of the anchors' checksums,
-            starting with the first round. None for no comparisons.
-        on_divergence: reaction on all workers if anchors differ: "raise" or "warn".
-        exchange: a collective algorithm, or its name; or `tf_dgc.collectives.Gossip`,
+        diagnostics: a `tf_dgc.Diagnostics`: comparisons of the anchors, every
+            `check_every` rounds from the first on, and the consensus distance.
+        collective: a collective algorithm, or its name; or `tf_dgc.collectives.Gossip`,
             with which a worker exchanges with its neighbors only, without `outer`.
-        track_drift: whether to measure `drift` at the end of each round, which takes
-            one more collective, of 4 kB.
         delay: number of steps after a round in which its mean is computed in the
-            background, at most `period / parts`; 0 to wait for it.
-        parts: number of parts of the model that are exchanged in turn: each every
-            `period` steps, one of them every `period / parts`. Needs a `delay`.
+            background, at most `period / fragments`; 0 to wait for it.
+        fragments: number of fragments of the model that are exchanged in turn: each
+            every `period` steps, one of them every `period / fragments`. Needs a
+            `delay`.
 
     Attributes:
         inner_optimizer: copy of `inner` that takes local steps.
@@ -107,12 +105,10 @@ class LocalOptimizer(LocalWeightsOptimizer):
         "error_feedback",
         "min_compress_size",
         "seed",
-        "check_every",
-        "on_divergence",
-        "exchange",
-        "track_drift",
+        "diagnostics",
+        "collective",
         "delay",
-        "parts",
+        "fragments",
     )
     fixed = frozenset(config_keys)
 
@@ -127,22 +123,22 @@ class LocalOptimizer(LocalWeightsOptimizer):
         min_compress_size: int = 1024,
         seed: int = 0,
         name: str = "local_optimizer",
-        check_every: int | None = 1000,
-        on_divergence: str = "raise",
-        exchange: CollectiveAlgorithm | str = "ring",
-        track_drift: bool = False,
+        diagnostics: Diagnostics = Diagnostics(),
+        collective: CollectiveAlgorithm | str = "ring",
         delay: int = 0,
-        parts: int = 1,
+        fragments: int = 1,
     ):
         period = schedules.get_period(period)
         compressor = compressors.get(compressor)
-        delay, parts = streaming.check_fragments(
-            delay, parts, period, compressor, exchange
+        delay, fragments = streaming.check_fragments(
+            delay, fragments, period, compressor, collective
         )
         feedback = validation.uses_error_feedback(compressor, error_feedback)
         validation.check_min_compress_size(min_compress_size)
-        algorithm = validation.get_exchange(exchange, compressor, feedback, gossip=True)
-        divergence.check_divergence_settings(check_every, on_divergence)
+        algorithm = validation.get_collective(
+            collective, compressor, feedback, gossip=True
+        )
+        check_diagnostics(diagnostics, type(self).__name__, "track_staleness")
         strategy = prepare(tf.distribute.get_strategy())
         gossip.check_gossip(
             algorithm, compressor, error_feedback, outer, strategy.num_replicas_in_sync
@@ -166,19 +162,17 @@ class LocalOptimizer(LocalWeightsOptimizer):
             Communicator(strategy, algorithm, hook),
         )
         self.background = background
-        self.outer_optimizer = _create_outer(outer, compressor, feedback, parts)
+        self.outer_optimizer = _create_outer(outer, compressor, feedback, fragments)
         keras_optimizers.load_only_if(self.outer_optimizer, lambda: self._is_loaded)
         self.period = period
         self.compressor = compressor
         self.error_feedback = error_feedback
         self.min_compress_size = settings.min_compress_size
         self.seed = settings.seed
-        self.check_every = check_every and int(check_every)
-        self.on_divergence = on_divergence
-        self.exchange = exchange  # as passed, a name or an object
-        self.track_drift = bool(track_drift)
+        self.diagnostics = diagnostics
+        self.collective = collective  # as passed, a name or an object
         self.delay = delay
-        self.parts = parts
+        self.fragments = fragments
         self.anchor: list[SharedVariable] = []
         self.own_replica: list[PerWorkerVariable] = []
 
@@ -262,7 +256,7 @@ class LocalOptimizer(LocalWeightsOptimizer):
         return [*super().wrapped_optimizers, self.outer_optimizer]
 
     def _repr_arguments(self) -> list[str]:
-        if isinstance(self.exchange, Gossip):
+        if isinstance(self.collective, Gossip):
             return super()._repr_arguments()
         text = inner_hyperparameters.describe_constructor(
             type(self.outer_optimizer),
@@ -281,7 +275,7 @@ class LocalOptimizer(LocalWeightsOptimizer):
 
     def collect_config(self, serialize: Serialize) -> dict[str, Any]:
         """Return the constructor's arguments: see `OptimizerWrapper`."""
-        gossips = isinstance(self.exchange, Gossip)
+        gossips = isinstance(self.collective, Gossip)
         outer = None if gossips else serialize(self.outer_optimizer)
         return {**super().collect_config(serialize), "outer": outer}
 
@@ -307,7 +301,7 @@ def _create_inner(inner: Any) -> keras.optimizers.Optimizer:
 
 
 def _create_outer(
-    outer: Any, compressor: Compressor, feedback: bool, parts: int
+    outer: Any, compressor: Compressor, feedback: bool, fragments: int
 ) -> keras.optimizers.Optimizer:
     """Return a copy of the outer optimizer, which applies the mean parameter delta."""
     if outer is None and compressor.homogeneity == 0:
@@ -320,7 +314,7 @@ def _create_outer(
     outer = keras.optimizers.SGD(1.0) if outer is None else outer
     outer = get_inner_optimizer(outer, what="outer")
     validation.check_one_momentum(compressor, outer, "outer")
-    streaming.check_outer_with_fragments(outer, parts)
+    streaming.check_outer_with_fragments(outer, fragments)
     unsupported.check_outer_rule(outer, compressor, feedback)
     copy = copy_optimizer(outer)
     keras_optimizers.make_scalars_readable(copy)

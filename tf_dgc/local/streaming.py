@@ -62,7 +62,7 @@ class DelayedSynchronizer(AveragingSynchronizer):
             for t in state.tensors
         ]
         sizes = [t.size for t in state.tensors]
-        self._fragments = split_fragments(sizes, optimizer.parts)
+        self._fragments = split_fragments(sizes, optimizer.fragments)
         self._background = cast(BackgroundReduction, optimizer.background)
         self._background.work = self._compute_mean
 
@@ -193,8 +193,8 @@ def _stem(tensor: TensorSpec) -> str:
 
 def fragment_period(optimizer: "LocalOptimizer") -> Any:
     """Return the number of steps between two synchronizations, or its schedule."""
-    parts: Any = optimizer.parts
-    return optimizer.period if parts == 1 else optimizer.period // parts
+    fragments: Any = optimizer.fragments
+    return optimizer.period if fragments == 1 else optimizer.period // fragments
 
 
 def split_fragments(sizes: Sequence[int], num_fragments: int) -> list[list[int]]:
@@ -209,8 +209,8 @@ def split_fragments(sizes: Sequence[int], num_fragments: int) -> list[list[int]]
     """
     if num_fragments > len(sizes):
         raise ValueError(
-            "Each of `parts` needs a variable of the model. Use fewer. Received: "
-            f"parts={num_fragments} with {len(sizes)} variables"
+            "Each of `fragments` needs a variable of the model. Use fewer. Received: "
+            f"fragments={num_fragments} with {len(sizes)} variables"
         )
     fragments: list[list[int]] = [[] for _ in range(num_fragments)]
     totals = [0] * num_fragments
@@ -224,63 +224,69 @@ def split_fragments(sizes: Sequence[int], num_fragments: int) -> list[list[int]]
 
 
 def check_fragments(
-    delay: Any, parts: Any, period: Any, compressor: Compressor, exchange: Any
+    delay: Any, fragments: Any, period: Any, compressor: Compressor, collective: Any
 ) -> tuple[int, int]:
-    """Return `delay` and `parts` as ints; raise `ValueError` if they are invalid."""
+    """Return both as ints; raise `ValueError` if they are invalid."""
     delay = arguments.check_whole("delay", delay, 0, " of steps (0: none)")
-    parts = arguments.check_whole("parts", parts, 1, " of parts of the model")
-    received = f"Received: delay={delay}, parts={parts}, period={show(period)}"
-    if delay and isinstance(exchange, Gossip):
+    fragments = arguments.check_whole(
+        "fragments", fragments, 1, " of fragments of the model"
+    )
+    received = f"Received: delay={delay}, fragments={fragments}, period={show(period)}"
+    if delay and isinstance(collective, Gossip):
         raise ValueError(
             "With `Gossip` a worker waits for its neighbors only, so there is no mean "
-            f"to delay. Use `delay=0`. {received}, {exchange!r}"
+            f"to delay. Use `delay=0`. {received}, {collective!r}"
         )
-    if parts == 1:
+    if fragments == 1:
         longest = delay if callable(period) else period
     elif not delay:
         raise ValueError(
-            f"`parts` are synchronized in the background, so pass a `delay`. {received}"
+            "`fragments` are synchronized in the background, so pass a `delay`. "
+            f"{received}"
         )
-    elif callable(period) or period % parts:
+    elif callable(period) or period % fragments:
         raise ValueError(
-            "With `parts` the `period` must be a number of steps that `parts` divides, "
-            f"as one part is exchanged every `period / parts` steps. {received}"
+            "With `fragments` the `period` must be a number of steps that `fragments` "
+            "divides, as one fragment is exchanged every `period / fragments` steps. "
+            f"{received}"
         )
     else:
-        longest = period // parts
+        longest = period // fragments
     if delay > longest:
         raise ValueError(
             "The mean of a round must arrive before the next round ends, so `delay` "
-            f"must be at most `period / parts`, here {longest}. {received}"
+            f"must be at most `period / fragments`, here {longest}. {received}"
         )
-    if parts > 1 and compressor.entire_model:
+    if fragments > 1 and compressor.entire_model:
         raise ValueError(
             f"{compressor!r} compresses all tensors as one, so they cannot be "
-            f"exchanged in parts. Use `parts=1`, or another method. {received}"
+            f"exchanged in fragments. Use `fragments=1`, or another method. {received}"
         )
-    return delay, parts
+    return delay, fragments
 
 
-def check_outer_with_fragments(outer: keras.optimizers.Optimizer, parts: int) -> None:
+def check_outer_with_fragments(
+    outer: keras.optimizers.Optimizer, fragments: int
+) -> None:
     """Raise `ValueError` for an outer optimizer that cannot update fragments."""
-    if parts == 1:
+    if fragments == 1:
         return
-    received = f"Received: parts={parts}, outer={show(outer)}"
+    received = f"Received: fragments={fragments}, outer={show(outer)}"
     if outer.use_ema:
         raise ValueError(
             "The outer optimizer's `use_ema` averages all tensors at once, and with "
-            "`parts` one part of the model is updated at a time. Use `parts=1`, or no "
+            "`fragments` one fragment is updated at a time. Use `fragments=1`, or no "
             f"`use_ema`. {received}"
         )
     if outer.global_clipnorm:
         raise ValueError(
-            "`global_clipnorm` uses the norm of all tensors, and with `parts` one part "
-            "of the model is updated at a time. Use `parts=1`, or let the outer "
+            "`global_clipnorm` uses the norm of all tensors, and with `fragments` one "
+            "fragment is updated at a time. Use `fragments=1`, or let the outer "
             f"optimizer clip by `clipnorm`, each tensor by its own norm. {received}"
         )
     if isinstance(outer, keras.optimizers.Nadam):
         raise ValueError(
-            "`Nadam` updates a momentum product in every step, which with `parts` "
-            "would happen once for each part. Use `parts=1`, or `Adam` as `outer`. "
-            f"{received}"
+            "`Nadam` updates a momentum product in every step, which with `fragments` "
+            "would happen once for each fragment. Use `fragments=1`, or `Adam` as "
+            f"`outer`. {received}"
         )

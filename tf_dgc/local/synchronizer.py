@@ -46,7 +46,7 @@ class Synchronizer(abc.ABC):
         )
         self.anchor: list[SharedVariable] = []
         self.consensus_distance: SharedVariable | None = None
-        if optimizer.track_drift:
+        if optimizer.diagnostics.track_consensus_distance:
             self.consensus_distance = SharedVariable(np.zeros(()), "float32", "drift")
 
     @abc.abstractmethod

@@ -44,10 +44,11 @@ class LocalWeightsOptimizer(CollectiveOptimizer):
         return self._rounds.resets if self._rounds else 0
 
     @property
-    def drift(self) -> float | None:
+    def consensus_distance(self) -> float | None:
         """Largest L2 distance of a worker's weights from the mean in the last round.
 
-        Equal on all workers, accurate to a few percent; None without `track_drift`.
+        Equal on all workers, accurate to a few percent; None without
+        `Diagnostics(track_consensus_distance=True)`.
         """
         if self._synchronizer is None or self._synchronizer.consensus_distance is None:
             return None

@@ -13,7 +13,6 @@ import keras
 import numpy as np
 import tensorflow as tf
 
-from tf_dgc.arguments import check_whole, show
 from tf_dgc.conditions import BoolOrTensor, smart_cond
 from tf_dgc.multiworker import consensus, workers
 
@@ -33,32 +32,20 @@ _ADVICE = {
 }
 
 
-def check_divergence_settings(check_every: int | None, on_divergence: str) -> None:
-    """Raise `ValueError` for invalid settings."""
-    if check_every is not None:
-        rest = ", or None for no check whether workers differ"
-        check_whole("check_every", check_every, 1, " of steps", rest)
-    if on_divergence not in _ADVICE:
-        raise ValueError(
-            '`on_divergence` must be "raise" or "warn". '
-            f"Received: on_divergence={show(on_divergence)}"
-        )
-
-
 def create_check(
     strategy: tf.distribute.Strategy,
     variables: Sequence[keras.Variable],
     iteration: tf.Tensor,
     every: int | None,
     on_divergence: str,
-) -> "DivergenceCheck | None":
+) -> "ChecksumComparison | None":
     """Return the check of a step; None without other replicas, or if it is off."""
     if strategy.num_replicas_in_sync == 1 or not every:
         return None
-    return DivergenceCheck(strategy, variables, iteration, every, on_divergence)
+    return ChecksumComparison(strategy, variables, iteration, every, on_divergence)
 
 
-class DivergenceCheck:
+class ChecksumComparison:
     """The checksums of a step's variables, sent with the step's collective."""
 
     # Create it in replica context, while the step is traced.

@@ -1,4 +1,4 @@
-"""Decides `exchange="auto"` and the buckets of `overlap` at build time."""
+"""Decides `collective="auto"` and the buckets of `overlap` at build time."""
 
 import dataclasses
 import functools
@@ -205,7 +205,7 @@ def check_overlap(
     is_seconds = isinstance(overlap, int | float) and 0 < overlap < math.inf
     if not (overlap is None or isinstance(overlap, bool) or is_seconds):
         raise ValueError(
-            '`overlap` must be True, False, None (where `exchange="auto"` finds that '
+            '`overlap` must be True, False, None (where `collective="auto"` finds that '
             "it pays), or the seconds that a backward pass takes, a finite number "
             f"above 0. Received: overlap={show(overlap)}"
         )
@@ -226,7 +226,7 @@ def overlap_hindrance(
     if hyperparameters.clipping["global_clipnorm"]:
         return "`global_clipnorm` needs all of them. Use `clipnorm`"
     if hyperparameters.adam:
-        return "the Adam correction samples all of them. Use `adam_correction=False`"
+        return "the Adam correction samples all of them. Use `Corrections(adam=False)`"
     if hyperparameters.accumulation_steps > 1:
         return (
             "with `gradient_accumulation_steps` the last of several calls takes the "

@@ -361,7 +361,7 @@ class OptimizerWrapper(save_hooks.CheckpointHooks):
     def _describe_state(self) -> "StateDescription":
         return describe_state(
             self._hyperparameters.rate_correction,
-            getattr(self, "parts", 1),
+            getattr(self, "fragments", 1),
             len(keras_optimizers.own_variables(self)) if self.built else 0,
             self.wrapped_optimizers,
         )
@@ -556,14 +556,15 @@ def check_compatible(
             f"The residual was saved in units of {names[saved.units]}, and this "
             f"optimizer has it in units of {names[current.units]}: one of them "
             "includes the learning rate. Load with the settings it was saved with: "
-            "`rate_correction`, or else compressor, sparsity and inner optimizer. "
+            "`Corrections(scale_before_accumulation=...)`, or else compressor, "
+            "sparsity and inner optimizer. "
             f"{_WITHOUT_STATE}"
         )
     if saved.fragments != current.fragments:
         raise ValueError(
-            f"The saved {class_name} has `parts={saved.fragments}`, and this one has "
-            f"`parts={current.fragments}`, so the deltas in progress would be assigned "
-            "to another part of the model. Load with the settings it was saved with. "
+            f"The saved {class_name} has `fragments={saved.fragments}`, and this one "
+            f"has `fragments={current.fragments}`, so the deltas in progress would be "
+            "assigned to another fragment. Load with the settings it was saved with. "
             f"{_WITHOUT_STATE}"
         )
     both_built = saved.num_variables and current.num_variables

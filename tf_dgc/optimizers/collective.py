@@ -49,7 +49,7 @@ class CollectiveOptimizer(OptimizerWrapper):
     """
 
     config_keys: ClassVar[tuple[str, ...]] = ()
-    exchange: CollectiveAlgorithm | str
+    collective: CollectiveAlgorithm | str
 
     def __init__(
         self,

@@ -16,6 +16,8 @@ from tf_dgc.multiworker.strategy import prepare
 from tf_dgc.multiworker.worker_variables import PerWorkerVariable
 from tf_dgc.optimizers import autotune, gradients, validation
 from tf_dgc.optimizers.collective import CollectiveOptimizer
+from tf_dgc.optimizers.corrections import Corrections, check_corrections
+from tf_dgc.optimizers.diagnostics import Diagnostics, check_diagnostics
 from tf_dgc.optimizers.inner import extract_hyperparameters, get_inner_optimizer
 from tf_dgc.optimizers.state import CompressionSettings, OptimizerState
 from tf_dgc.optimizers.unsupported import check_inner_rule
@@ -47,38 +49,19 @@ class CompressedOptimizer(CollectiveOptimizer):
             `tf-dgc methods` lists them.
         error_feedback: whether to keep unsent entries in `residual` and add them to the
             next gradient. None: the method's default.
-        momentum_correction: whether to accumulate the local velocity of an `SGD`
-            instead of the gradient (Lin et al., section 3.2). Requires error feedback.
-            Does not affect an `Adam`, see `adam_correction`.
-        factor_masking: whether to clear the velocity of sent entries (section 3.3), for
-            sparsifying methods. None: only for an `SGD`, and only in steps with a
-            sparsity of at least 99 %. A `Nadam` is never masked.
-        adam_correction: whether an inner `Adam`, `AdamW`, `Adamax` or `Nadam` divides
-            by its second moment before the exchange, if there is error feedback.
-            Without it, an entry that is sent every T steps moves `T**0.5` times too
-            little. Other optimizers with this problem, such as `RMSprop`, cause a
-            warning, unless this is False.
-        rate_correction: whether gradients are multiplied by the learning rate of their
-            own step, before they are delayed, instead of the step in which they are
-            sent. Applies with error feedback, to an `SGD` and to a corrected Adam whose
-            momentum is replaced by the delay (with `beta_1=0.9` from a sparsity of 90 %
-            on; never a `Nadam`), except with `Threshold`, `TwoBit` and
-            `DeMo(sign=True)`.
+        corrections: a `tf_dgc.Corrections`, for delayed entries. Without momentum
+            correction by default.
         min_compress_size: tensors with fewer entries, or of rank below 2, are sent
             uncompressed.
         seed: seed of all random choices; TensorFlow's global seed is not used.
         name: name of the optimizer.
-        track_staleness: whether to record when each entry was last sent, for
-            `staleness`; takes 4 bytes per entry, which are not saved.
-        check_every: number of steps between comparisons of the model's checksums on all
-            workers, which are sent with the gradients. None: never.
-        on_divergence: action of all workers if models differ: "raise", before anything
-            is updated, or "warn". Both name workers and variables.
-        exchange: collective algorithm, or its name; `tf-dgc exchanges` lists them.
+        diagnostics: a `tf_dgc.Diagnostics`: comparisons of the workers' weights, and
+            the staleness of entries.
+        collective: collective algorithm, or its name; `tf-dgc collectives` lists them.
         overlap: whether to exchange buckets of gradients during the backward pass; a
             model of the links determines the buckets. A number is the duration of the
             backward pass in seconds. A gradient that is not finite then skips the step
-            on all workers. None: only if `exchange="auto"` finds that it pays.
+            on all workers. None: only if `collective="auto"` finds that it pays.
 
     Attributes:
         inner_optimizer: copy of `inner` that applies the update.
@@ -104,16 +87,11 @@ class CompressedOptimizer(CollectiveOptimizer):
     config_keys: ClassVar[tuple[str, ...]] = (
         "compressor",
         "error_feedback",
-        "momentum_correction",
-        "factor_masking",
-        "adam_correction",
-        "rate_correction",
+        "corrections",
         "min_compress_size",
         "seed",
-        "track_staleness",
-        "check_every",
-        "on_divergence",
-        "exchange",
+        "diagnostics",
+        "collective",
         "overlap",
     )
     fixed = frozenset(config_keys)
@@ -124,49 +102,49 @@ class CompressedOptimizer(CollectiveOptimizer):
         compressor: Compressor | str = "top_k",
         *,
         error_feedback: bool | None = None,
-        momentum_correction: bool = False,
-        factor_masking: bool | None = None,
-        adam_correction: bool = True,
-        rate_correction: bool = True,
+        corrections: Corrections = Corrections(),
         min_compress_size: int = 1024,
         seed: int = 0,
         name: str = "compressed_optimizer",
-        track_staleness: bool = False,
-        check_every: int | None = 1000,
-        on_divergence: str = "raise",
-        exchange: CollectiveAlgorithm | str = "ring",
+        diagnostics: Diagnostics = Diagnostics(),
+        collective: CollectiveAlgorithm | str = "ring",
         overlap: bool | float | None = None,
     ):
         compressor = compressors.get(compressor)
         feedback = validation.uses_error_feedback(compressor, error_feedback)
-        self._check_momentum_correction(momentum_correction, feedback)
+        check_corrections(corrections)
+        check_diagnostics(diagnostics, type(self).__name__, "track_consensus_distance")
+        corrects_momentum = self._corrects_momentum(corrections, feedback)
         validation.check_min_compress_size(min_compress_size)
-        algorithm = validation.get_exchange(exchange, compressor, feedback)
-        divergence.check_divergence_settings(check_every, on_divergence)
+        algorithm = validation.get_collective(collective, compressor, feedback)
         strategy = prepare(tf.distribute.get_strategy())
         inner = get_inner_optimizer(inner)
         validation.check_one_momentum(compressor, inner)
         inner_rule, hyperparameters = extract_hyperparameters(
             inner,
-            bool(momentum_correction) and feedback,
-            bool(adam_correction) and feedback,
+            corrects_momentum,
+            corrections.adam and feedback,
             compressor,
-            rate_correction and feedback and compressor.homogeneity == 1,
+            corrections.scale_before_accumulation
+            and feedback
+            and compressor.homogeneity == 1,
         )
         validation.check_adam_correction(
             algorithm, compressor, feedback, bool(hyperparameters.adam)
         )
-        check_inner_rule(inner, compressor, feedback, warn=bool(adam_correction))
-        autotune.check_overlap(overlap, compressor, hyperparameters, track_staleness)
+        check_inner_rule(inner, compressor, feedback, warn=corrections.adam)
+        autotune.check_overlap(
+            overlap, compressor, hyperparameters, diagnostics.track_staleness
+        )
         settings = CompressionSettings(
             compressor=compressor,
             hyperparameters=hyperparameters,
             error_feedback=feedback,
             algorithm=algorithm,
-            factor_masking=arguments.check_choice("factor_masking", factor_masking),
+            factor_masking=corrections.factor_masking,
             min_compress_size=int(min_compress_size),
             seed=arguments.check_seed(seed),
-            track_staleness=bool(track_staleness),
+            track_staleness=diagnostics.track_staleness,
             overlap=overlap,
         )
         super().__init__(
@@ -174,16 +152,11 @@ class CompressedOptimizer(CollectiveOptimizer):
         )
         self.compressor = compressor
         self.error_feedback = error_feedback
-        self.momentum_correction = bool(momentum_correction)
-        self.factor_masking = settings.factor_masking
-        self.adam_correction = bool(adam_correction)
-        self.rate_correction = bool(rate_correction)
+        self.corrections = corrections
         self.min_compress_size = settings.min_compress_size
         self.seed = settings.seed
-        self.track_staleness = settings.track_staleness
-        self.check_every = check_every and int(check_every)
-        self.on_divergence = on_divergence
-        self.exchange = exchange  # the name, if it was passed
+        self.diagnostics = diagnostics
+        self.collective = collective  # the name, if it was passed
         self.overlap = overlap
         self.velocity: list[PerWorkerVariable] = []
         self.second_moment: list[PerWorkerVariable] = []
@@ -192,8 +165,10 @@ class CompressedOptimizer(CollectiveOptimizer):
         self._adam_variables: list[keras.Variable] = []
         self._accumulation_variables: list[keras.Variable] = []
 
-    def _check_momentum_correction(self, correction: bool, feedback: bool) -> None:
-        validation.check_momentum_correction(correction, feedback)
+    def _corrects_momentum(self, corrections: Corrections, feedback: bool) -> bool:
+        """Return whether the local velocity of an SGD is accumulated."""
+        validation.check_momentum_correction(bool(corrections.momentum), feedback)
+        return bool(corrections.momentum)
 
     def create_variables(
         self, state: OptimizerState, variables: list[keras.Variable]
@@ -251,8 +226,8 @@ class CompressedOptimizer(CollectiveOptimizer):
             self._strategy,
             variables,
             self.inner_optimizer.iterations.value,
-            self.check_every,
-            self.on_divergence,
+            self.diagnostics.check_every,
+            self.diagnostics.on_divergence,
         )
         outcome, check_bytes = run_step(communicator, buckets, check)
         # Decode, sum, update.
@@ -355,7 +330,7 @@ class CompressedOptimizer(CollectiveOptimizer):
 
         Read it outside of a step. It is local, and differs between workers.
         """
-        if not self.track_staleness:
+        if not self.diagnostics.track_staleness:
             return None
         with self._strategy.scope():
             state = self.state

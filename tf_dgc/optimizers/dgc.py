@@ -13,6 +13,8 @@ from tf_dgc.collectives import CollectiveAlgorithm
 from tf_dgc.compressors import NoCompression, TopK
 from tf_dgc.optimizers import validation
 from tf_dgc.optimizers.compressed import CompressedOptimizer
+from tf_dgc.optimizers.corrections import Corrections, check_corrections
+from tf_dgc.optimizers.diagnostics import Diagnostics
 from tf_dgc.optimizers.inner import get_inner_optimizer
 
 
@@ -40,23 +42,16 @@ class DGCOptimizer(CompressedOptimizer):
     Keras differs for embedding rows that occur several times in a batch: it squares
     each occurrence separately, where a gradient is squared (Adam, RMSprop, clipping by
     norm). The paper's algorithm differs from the defaults in two settings:
-    `DGCOptimizer(sgd, WarmupSparsity(steps), rate_correction=False,
-    factor_masking=True)`.
+    `Corrections(factor_masking=True, scale_before_accumulation=False)`, with
+    `WarmupSparsity(steps)` as `sparsity`.
 
     Args:
         inner: a `keras.optimizers.Optimizer` that is not built; the wrapper copies it.
             Or its name or config, as `keras.optimizers.get` accepts them.
         sparsity: share of entries NOT sent, in [0, 1); or a schedule, a function of the
             iteration such as `tf_dgc.schedules.WarmupSparsity`.
-        momentum_correction: whether to accumulate the local velocity instead of the
-            gradient (section 3.2). If False, momentum of an `SGD` is applied to the
-            sum. Does not affect an `Adam`, see `adam_correction`.
-        factor_masking: whether to clear the velocity of sent entries (section 3.3).
-            None: only for an `SGD`, and only in steps with a sparsity of at least 99 %.
-            The paper masks in the warm-up, too, where entries that are sent every few
-            steps lose most of their momentum.
-        adam_correction: see `CompressedOptimizer`.
-        rate_correction: see `CompressedOptimizer`; the paper's algorithm has False.
+        corrections: a `tf_dgc.Corrections`, for delayed entries. With momentum
+            correction by default.
         min_compress_size: tensors with fewer entries, or of rank below 2, are sent
             uncompressed, with momentum.
         value_dtype: type of sent values; each position takes about 12 bits at 99.9 %.
@@ -70,10 +65,8 @@ class DGCOptimizer(CompressedOptimizer):
             many workers a collective sums these tensors, and both mean bfloat16.
         seed: seed of the order in which entries of equal magnitude are selected.
         name: name of the optimizer.
-        track_staleness: see `CompressedOptimizer`.
-        check_every: see `CompressedOptimizer`.
-        on_divergence: see `CompressedOptimizer`.
-        exchange: see `CompressedOptimizer`.
+        diagnostics: see `CompressedOptimizer`.
+        collective: see `CompressedOptimizer`.
         overlap: see `CompressedOptimizer`.
 
     Attributes:
@@ -84,7 +77,7 @@ class DGCOptimizer(CompressedOptimizer):
         residual: accumulated, unsent entries, likewise; empty with `sparsity=0`. Both
             are float64 for float64 variables and float32 for all others, because small
             addends vanish in narrower types. Both are multiplied by the learning rate
-            if `rate_correction` applies.
+            if it is scaled before accumulation (see `Corrections`).
 
     Raises:
         ValueError: for settings outside the ranges above. When it is built: for a model
@@ -109,41 +102,31 @@ class DGCOptimizer(CompressedOptimizer):
         inner: keras.optimizers.Optimizer | str | dict[str, Any],
         sparsity: float | Callable[[Any], Any] = 0.999,
         *,
-        momentum_correction: bool = True,
-        factor_masking: bool | None = None,
-        adam_correction: bool = True,
-        rate_correction: bool = True,
+        corrections: Corrections = Corrections(),
         min_compress_size: int = 1024,
         value_dtype: str | None = None,
         uncompressed_dtype: str | None = None,
         seed: int = 0,
         name: str = "dgc_optimizer",
-        track_staleness: bool = False,
-        check_every: int | None = 1000,
-        on_divergence: str = "raise",
-        exchange: CollectiveAlgorithm | str = "ring",
+        diagnostics: Diagnostics = Diagnostics(),
+        collective: CollectiveAlgorithm | str = "ring",
         overlap: bool | float | None = None,
     ):
         sparsity = schedules.get_sparsity(sparsity)
         value_types.check_choice(value_dtype)
         value_types.check_uncompressed_choice(uncompressed_dtype)
         validation.check_uncompressed_dtype(
-            collectives.get(exchange), uncompressed_dtype
+            collectives.get(collective), uncompressed_dtype
         )
         super().__init__(
             inner,
             TopK(sparsity, value_dtype) if sparsity != 0 else NoCompression(),
-            momentum_correction=momentum_correction,
-            factor_masking=factor_masking,
-            adam_correction=adam_correction,
-            rate_correction=rate_correction,
+            corrections=corrections,
             min_compress_size=min_compress_size,
             seed=seed,
             name=name,
-            track_staleness=track_staleness,
-            check_every=check_every,
-            on_divergence=on_divergence,
-            exchange=exchange,
+            diagnostics=diagnostics,
+            collective=collective,
             overlap=overlap,
         )
         self._settings = dataclasses.replace(
@@ -154,8 +137,9 @@ class DGCOptimizer(CompressedOptimizer):
         self.uncompressed_dtype = uncompressed_dtype
         native_library.warn_if_missing()
 
-    def _check_momentum_correction(self, correction: bool, feedback: bool) -> None:
-        pass  # at a sparsity of 0 nothing is delayed, so there is nothing to correct
+    def _corrects_momentum(self, corrections: Corrections, feedback: bool) -> bool:
+        # At a sparsity of 0 nothing is delayed, so there is nothing to correct.
+        return feedback and corrections.momentum is not False
 
 
 _EARLY_SPARSITY = 0.75  # of the first stage of the paper's warm-up
@@ -185,6 +169,7 @@ def dgc_for_steps(inner: Any, steps: int, **settings: Any) -> DGCOptimizer:
         steps: number of calls of the optimizer in the whole training: epochs times
             batches per epoch.
         **settings: further arguments of `DGCOptimizer`, which override these settings.
+            The velocity is masked only with `Corrections(factor_masking=True)`.
 
     Raises:
         ValueError: if `steps` is not a whole number of at least 1, for example for a
@@ -195,11 +180,14 @@ def dgc_for_steps(inner: Any, steps: int, **settings: Any) -> DGCOptimizer:
     calls = inner.gradient_accumulation_steps or 1
     defaults = {
         "sparsity": _sparsity(inner, max(1, steps // calls)),
-        "factor_masking": False,
         "value_dtype": "mxfp4",
         "uncompressed_dtype": "mxint8",
     }
-    return DGCOptimizer(inner, **{**defaults, **settings})
+    corrections = settings.pop("corrections", Corrections())
+    check_corrections(corrections)
+    if corrections.factor_masking is None:
+        corrections = dataclasses.replace(corrections, factor_masking=False)
+    return DGCOptimizer(inner, corrections=corrections, **{**defaults, **settings})
 
 
 def _sparsity(

@@ -103,7 +103,7 @@ def check_inner_rule(
 ) -> None:
     """Warn if the inner optimizer's rule is unsupported with a method.
 
-    Users turn the warning off with `adam_correction=False`.
+    Users turn the warning off with `Corrections(adam=False)`.
 
     Raises:
         ValueError: see `check_rule_numbers`.
@@ -118,7 +118,7 @@ def check_inner_rule(
             "`Adam`, `AdamW`, `Nadam` or `Adamax`, which divide before the exchange, "
             "or `SGD` with momentum; or, with this optimizer, a method that sends "
             'nearly everything in every step, such as "uniform_8bit". To train so '
-            "anyway, pass `adam_correction=False`.",
+            "anyway, pass `corrections=tf_dgc.Corrections(adam=False)`.",
             UserWarning,
             stacklevel=4,
         )

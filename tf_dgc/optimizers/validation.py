@@ -43,13 +43,13 @@ def uses_error_feedback(compressor: Compressor, error_feedback: bool | None) -> 
     return bool(error_feedback)
 
 
-def get_exchange(
+def get_collective(
     identifier: CollectiveAlgorithm | str,
     compressor: Compressor,
     error_feedback: bool,
     gossip: bool = False,
 ) -> CollectiveAlgorithm:
-    """Return the collective algorithm that `exchange` stands for.
+    """Return the collective algorithm that `collective` stands for.
 
     Only with `gossip` it may be a neighbor exchange.
 
@@ -61,16 +61,16 @@ def get_exchange(
     if algorithm.is_neighbor_exchange and not gossip:
         raise ValueError(
             "Workers that exchange with neighbors only have different weights. "
-            "Use `tf_dgc.LocalOptimizer(inner, 1, exchange=...)`, which allows that. "
-            f"Received: exchange={show(algorithm)}"
+            "Use `tf_dgc.LocalOptimizer(inner, 1, collective=...)`, which allows that. "
+            f"Received: collective={show(algorithm)}"
         )
     if algorithm.drops_entries and not can_merge(compressor, error_feedback):
         raise ValueError(
             f"{algorithm!r} merges entries on the way, and returns dropped ones to the "
             "residual. It needs `DGCOptimizer`, or `TopK` with error feedback, and "
             "`value_dtype=None` (each merge would round the values again). Use one of "
-            f"these, or another `exchange`. Received: compressor={compressor!r}, error "
-            f"feedback {error_feedback}"
+            "these, or another `collective`. Received: "
+            f"compressor={compressor!r}, error feedback {error_feedback}"
         )
     return algorithm
 
@@ -99,7 +99,7 @@ def is_exact(
         raise ValueError(
             f"{algorithm!r} merges entries on the way, and each merge would round "
             "those of float64 tensors again. Pass `value_dtype=None`, or another "
-            f"`exchange`. Received: compressor={compressor!r}, {wide[0].label}"
+            f"`collective`. Received: compressor={compressor!r}, {wide[0].label}"
         )
     return False
 
@@ -116,10 +116,11 @@ def check_adam_correction(
         raise ValueError(
             f"With {algorithm!r} the workers of a machine add up their gradients "
             "before they compress, so no worker has the second moment of its own "
-            "gradient, which `adam_correction` divides by. Use `SGD` with momentum, or "
-            "another `exchange`. (`adam_correction=False` applies the rule to the sum, "
-            "and an entry that is sent every T steps moves T**0.5 times too little.) "
-            "Received: adam_correction=True"
+            "gradient, which `Corrections(adam=True)` divides by. Use `SGD` with "
+            "momentum, or "
+            "another `collective`. (`Corrections(adam=False)` applies the rule to the "
+            "sum, and an entry that is sent every T steps moves T**0.5 times too "
+            "little.) Received: corrections with adam=True"
         )
 
 
@@ -130,7 +131,7 @@ def check_uncompressed_dtype(
     if algorithm.drops_entries and uncompressed_dtype is not None:
         raise ValueError(
             f"{algorithm!r} adds up uncompressed tensors on the way, and would round "
-            "them each time. Use `uncompressed_dtype=None`, or another `exchange`. "
+            "them each time. Use `uncompressed_dtype=None`, or another `collective`. "
             f"Received: uncompressed_dtype={show(uncompressed_dtype)}"
         )
 
@@ -139,10 +140,10 @@ def check_momentum_correction(momentum_correction: bool, error_feedback: bool) -
     """Raise `ValueError` for momentum correction without error feedback."""
     if momentum_correction and not error_feedback:
         raise ValueError(
-            "`momentum_correction` accumulates the velocity in the residual, so it "
-            "needs error feedback. Leave it out (momentum then stays with the inner "
-            "optimizer), or use a compressor with error feedback. "
-            "Received: momentum_correction=True, without error feedback"
+            "`Corrections(momentum=True)` accumulates the velocity in the residual, "
+            "so it needs error feedback. Leave it out (momentum then stays with the "
+            "inner optimizer), or use a compressor with error feedback. "
+            "Received: corrections with momentum=True, without error feedback"
         )
 
 

@@ -25,13 +25,13 @@ def advice_page(
 
 
 def _table(rows: Sequence[Mapping[str, Any]]) -> str:
-    columns = ["workers", "method", "exchange", "step", "of dense"]
+    columns = ["workers", "method", "collective", "step", "of dense"]
     columns += ["examples/s", "bytes sent"]
     cells = [
         [
             str(row["workers"]),
             row["method"],
-            row["exchange"],
+            row["collective"],
             f"{row['step_ms']:,.1f} ms",
             f"{row['of_dense']:.2f}",
             f"{row['examples_per_second']:,.0f}",

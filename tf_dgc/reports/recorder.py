@@ -137,7 +137,11 @@ def _method(optimizer: CompressedOptimizer | LocalOptimizer) -> dict[str, Any]:
     name = f"{type(optimizer).__name__}, {optimizer.compressor.name}"
     if isinstance(optimizer, LocalOptimizer):
         name += f", every {optimizer.period} steps"
-    return {"name": name, "exchange": optimizer.stats.exchange, "settings": settings}
+    return {
+        "name": name,
+        "collective": optimizer.stats.collective,
+        "settings": settings,
+    }
 
 
 class VariableSize(NamedTuple):

@@ -17,7 +17,7 @@ _COUNTERS = (  # logs of `CompressionMonitor` that are no metrics
     "nonfinite_gradients",
     "rounds",
     "skipped_steps",
-    "drift",
+    "consensus_distance",
     "staleness_mean",
     "staleness_p99",
     "staleness_max",
@@ -56,7 +56,7 @@ def _facts(run: RunRecord) -> dict[str, str]:
     for name, method in run.methods.items():
         suffix = f" of {name}" if name else ""
         facts[f"method{suffix}"] = method["name"]
-        facts[f"exchange{suffix}"] = method["exchange"]
+        facts[f"collective{suffix}"] = method["collective"]
     ratio = None
     if last.sent_bytes and last.dense_bytes:
         ratio = last.dense_bytes / last.sent_bytes

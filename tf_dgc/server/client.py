@@ -206,12 +206,13 @@ class ServerClient:
 
     def _model_spec(self) -> ModelSpec:
         optimizer, tensors = self._optimizer, iter(self._worker_state.tensors)
+        correction = optimizer.staleness_correction
         settings = {
             "mode": optimizer.mode,
             "staleness": optimizer.staleness,
             "quorum": optimizer.quorum,
-            "correction": optimizer.correction,
-            "correction_strength": optimizer.correction_strength,
+            "correction": correction.rule if correction else None,
+            "correction_strength": correction.strength if correction else None,
             "error_feedback": bool(self._worker_state.residual),
             "seed": self._seed,
             "pull": optimizer.pull,

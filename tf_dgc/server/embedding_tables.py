@@ -13,6 +13,7 @@ from tf_dgc.arguments import show
 from tf_dgc.codecs.bits import to_words
 from tf_dgc.server import embedding_rows
 from tf_dgc.server.embedding_rows import TableRows
+from tf_dgc.server.staleness_correction import StalenessCorrection
 
 
 class EmbeddingTables:
@@ -102,7 +103,7 @@ def check_table_settings(
     patterns: Any,
     inner: keras.optimizers.Optimizer,
     mode: str,
-    correction: str | None,
+    correction: StalenessCorrection | None,
 ) -> list[str]:
     """Return `rows` as a list."""
     if not patterns:
@@ -119,12 +120,12 @@ def check_table_settings(
             f"of other variables. Received: {type(inner).__name__} with "
             f"momentum={getattr(inner, 'momentum', None)}"
         )
-    if mode == "backup" or correction == "delay":
+    if mode == "backup" or (correction and correction.rule == "delay"):
         raise ValueError(
             '`rows` cannot be combined with `mode="backup"`, since rows have no '
-            'residual for late pushes, nor with `correction="delay"`, which compares '
-            "whole weights. Use another mode or correction, or omit `rows`. Received: "
-            f"mode={show(mode)}, correction={show(correction)}"
+            'residual for late pushes, nor with `StalenessCorrection("delay")`, which '
+            "compares whole weights. Use another mode or correction, or omit `rows`. "
+            f"Received: mode={show(mode)}, staleness_correction={correction!r}"
         )
     return list(patterns)
 

@@ -15,9 +15,11 @@ from tf_dgc.optimizers import gradients, state
 from tf_dgc.optimizers import validation as common
 from tf_dgc.optimizers.base import OptimizerWrapper
 from tf_dgc.optimizers.config import parse_config
+from tf_dgc.optimizers.corrections import Corrections, check_corrections
 from tf_dgc.optimizers.inner import extract_hyperparameters, get_inner_optimizer
 from tf_dgc.optimizers.inner_hyperparameters import Serialize
 from tf_dgc.server import embedding_tables, process, validation
+from tf_dgc.server.staleness_correction import StalenessCorrection
 from tf_dgc.server.worker import ServerWorker
 from tf_dgc.steps.base import WorkerState
 from tf_dgc.steps.state import create_worker_state
@@ -27,11 +29,9 @@ _SETTINGS = (
     "staleness",
     "compressor",
     "quorum",
-    "correction",
-    "correction_strength",
+    "staleness_correction",
     "error_feedback",
-    "momentum_correction",
-    "factor_masking",
+    "corrections",
     "pull",
     "pull_sparsity",
     "rows",
@@ -59,7 +59,7 @@ class ServerOptimizer(OptimizerWrapper):
     pushes form a step of the inner optimizer:
 
     - `"sync"`: the pushes of all workers, as in `DGCOptimizer` with
-      `rate_correction=False`.
+      `Corrections(scale_before_accumulation=False)`.
     - `"async"`: each push.
     - `"ssp"`: each push, but no worker is more than `staleness` completed steps ahead
       of the slowest.
@@ -81,17 +81,14 @@ class ServerOptimizer(OptimizerWrapper):
         compressor: a stateless `tf_dgc.compressors.Compressor` that compresses each
             worker's gradient independently, or its name. The default sends 0.1 %.
         quorum: number of pushes that form a step, in mode "backup".
-        correction: correction for staleness: None; "rate" divides the learning rate of
-            a push by the number of updates since its weights (Zhang et al. 2016);
-            "delay" estimates the change of the gradient since then (DC-ASGD, Zheng et
-            al. 2017), for which the server stores a copy of the model per worker.
-        correction_strength: lambda of "delay"; None for 0.04.
+        staleness_correction: a `StalenessCorrection`, in mode "async", and in "ssp"
+            with a staleness above 0. None for no correction.
         error_feedback: whether entries that are not sent accumulate in `residual`. None
             for the compressor's default.
-        momentum_correction: whether to accumulate the local velocity of an `SGD`. None:
-            with error feedback and a lossy compressor.
-        factor_masking: whether to clear the velocity where entries were sent. None: as
-            in `DGCOptimizer`.
+        corrections: a `tf_dgc.Corrections`, for delayed entries. With momentum
+            correction by default, if there is error feedback and the compressor is
+            lossy. `adam` and `scale_before_accumulation` have no effect: the server
+            applies the inner optimizer's rule, and its learning rate, to the sum.
         pull: "whole" to pull all weights, or "sparse" to pull those that differ most
             from the worker's, for which the server stores a copy of the model per
             worker.
@@ -133,11 +130,9 @@ class ServerOptimizer(OptimizerWrapper):
         *,
         compressor: Compressor | str = "top_k",
         quorum: int | None = None,
-        correction: str | None = None,
-        correction_strength: float | None = None,
+        staleness_correction: StalenessCorrection | None = None,
         error_feedback: bool | None = None,
-        momentum_correction: bool | None = None,
-        factor_masking: bool | None = None,
+        corrections: Corrections = Corrections(),
         pull: str = "whole",
         pull_sparsity: float | None = None,
         rows: Sequence[str] | None = None,
@@ -149,18 +144,21 @@ class ServerOptimizer(OptimizerWrapper):
         compressor = compressors.get(compressor)
         validation.check_compressor(compressor)
         validation.check_pull(pull, pull_sparsity, compressor)
-        validation.check_correction(
-            correction, correction_strength, mode, staleness, pull
+        validation.check_staleness_correction(
+            staleness_correction, mode, staleness, pull
         )
+        check_corrections(corrections)
         feedback = common.uses_error_feedback(compressor, error_feedback)
-        common.check_momentum_correction(bool(momentum_correction), feedback)
+        common.check_momentum_correction(bool(corrections.momentum), feedback)
         common.check_min_compress_size(min_compress_size)
         validation.check_strategy()
         inner = get_inner_optimizer(inner)
         common.check_one_momentum(compressor, inner)
         validation.check_inner(inner, compressor)
-        rows = embedding_tables.check_table_settings(rows, inner, mode, correction)
-        corrects_momentum = momentum_correction
+        rows = embedding_tables.check_table_settings(
+            rows, inner, mode, staleness_correction
+        )
+        corrects_momentum = corrections.momentum
         if corrects_momentum is None:
             corrects_momentum = feedback and not isinstance(compressor, NoCompression)
         inner, hyperparameters = extract_hyperparameters(inner, bool(corrects_momentum))
@@ -174,11 +172,9 @@ class ServerOptimizer(OptimizerWrapper):
         self.staleness = None if staleness is None else int(staleness)
         self.compressor = compressor
         self.quorum = None if quorum is None else int(quorum)
-        self.correction = correction
-        self.correction_strength = correction_strength
+        self.staleness_correction = staleness_correction
         self.error_feedback = error_feedback
-        self.momentum_correction = momentum_correction
-        self.factor_masking = arguments.check_choice("factor_masking", factor_masking)
+        self.corrections = corrections
         self.pull = pull
         self.pull_sparsity = pull_sparsity
         self.rows = rows

@@ -19,6 +19,7 @@ from tf_dgc.optimizers import unsupported
 from tf_dgc.server import model_spec
 from tf_dgc.server.messages import MAX_WORDS, Kind, decode_text
 from tf_dgc.server.model_spec import ModelSpec
+from tf_dgc.server.staleness_correction import StalenessCorrection
 from tf_dgc.server.tasks import Task
 
 MODES = ("sync", "async", "ssp", "backup")
@@ -68,36 +69,30 @@ def check_backup(
         )
 
 
-def check_correction(
-    correction: str | None,
-    strength: float | None,
-    mode: str,
-    staleness: int | None,
-    pull: str,
+def check_staleness_correction(
+    correction: StalenessCorrection | None, mode: str, staleness: int | None, pull: str
 ) -> None:
-    """Raise `ValueError` for a correction that is unknown or does not fit the mode."""
-    if correction not in (None, "rate", "delay"):
+    """Raise `ValueError` for other classes, and if it does not fit the mode."""
+    if correction is None:
+        return
+    if not isinstance(correction, StalenessCorrection):
         raise ValueError(
-            '`correction` must be None, "rate" or "delay". Received: '
-            f"correction={show(correction)}"
+            "`staleness_correction` must be a `tf_dgc.StalenessCorrection`, for "
+            'example `tf_dgc.StalenessCorrection("rate")`, or None. Received: '
+            f"staleness_correction={show(correction)}"
         )
-    if correction and (mode not in ("async", "ssp") or staleness == 0):
+    if mode not in ("async", "ssp") or staleness == 0:
         raise ValueError(
-            "`correction` is for pushes computed with old weights, as in mode "
-            '"async", or "ssp" with a staleness above 0. Received: '
-            f"correction={show(correction)}, mode={show(mode)}, "
+            "`staleness_correction` is for pushes computed with old weights, as in "
+            'mode "async", or "ssp" with a staleness above 0. Received: '
+            f"staleness_correction={correction!r}, mode={show(mode)}, "
             f"staleness={show(staleness)}"
         )
-    if correction == "delay" and pull != "whole":
+    if correction.rule == "delay" and pull != "whole":
         raise ValueError(
-            '`correction="delay"` compares the weights with the worker\'s, and needs '
-            f'all of them. Pass `pull="whole"`. Received: pull={show(pull)}'
-        )
-    if strength is not None and (correction != "delay" or not strength > 0):
-        raise ValueError(
-            "`correction_strength` must be a positive number, for "
-            f'`correction="delay"`. Received: correction_strength={show(strength)}, '
-            f"correction={show(correction)}"
+            '`StalenessCorrection("delay")` compares the weights with the worker\'s, '
+            'and needs all of them. Pass `pull="whole"`. Received: '
+            f"pull={show(pull)}"
         )
 
 
@@ -336,13 +331,12 @@ def check_model_spec(spec: ModelSpec) -> None:
     settings = spec["settings"]
     mode, staleness = settings["mode"], settings["staleness"]
     check_mode(mode, staleness, settings["quorum"])
-    check_correction(
-        settings["correction"],
-        settings["correction_strength"],
-        mode,
-        staleness,
-        settings["pull"],
-    )
+    correction = None
+    if settings["correction"] or settings["correction_strength"] is not None:
+        correction = StalenessCorrection(
+            settings["correction"], settings["correction_strength"]
+        )
+    check_staleness_correction(correction, mode, staleness, settings["pull"])
     _check_types(settings, {"error_feedback": bool, "seed": int})
     for variable in spec["variables"]:
         _check_types(variable, _VARIABLE_TYPES)

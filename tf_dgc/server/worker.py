@@ -46,7 +46,7 @@ class ServerWorker:
             error_feedback=uses_error_feedback(
                 optimizer.compressor, optimizer.error_feedback
             ),
-            factor_masking=optimizer.factor_masking,
+            factor_masking=optimizer.corrections.factor_masking,
             seed=optimizer.seed,
         )
         self._task = task

@@ -11,7 +11,7 @@ import tensorflow as tf
 
 from tf_dgc.collectives.communicator import Communicator
 from tf_dgc.conditions import add_counts
-from tf_dgc.multiworker.divergence import DivergenceCheck
+from tf_dgc.multiworker.divergence import ChecksumComparison
 from tf_dgc.multiworker.worker_variables import PerWorkerVariable, SharedVariable
 from tf_dgc.steps import engine_step, generic_step, top_k_step
 from tf_dgc.steps.base import Step, StepInputs, StepOutcome
@@ -44,7 +44,7 @@ class StepBucket(NamedTuple):
 def run_step(
     communicator: Communicator,
     buckets: Sequence[StepBucket],
-    check: DivergenceCheck | None,
+    check: ChecksumComparison | None,
 ) -> tuple[StepOutcome, int | tf.Tensor]:
     """Compress and exchange all buckets of a step; call it in replica context.
 

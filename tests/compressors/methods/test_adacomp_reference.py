@@ -102,8 +102,7 @@ def test_in_the_optimizer(feedback, momentum, expected):
         keras.optimizers.SGD(1.0, momentum=momentum),
         AdaComp(bin_size=2),
         error_feedback=feedback,
-        momentum_correction=momentum > 0,
-        factor_masking=False,
+        corrections=tf_dgc.Corrections(momentum=momentum > 0, factor_masking=False),
         min_compress_size=0,
     )
     variable = keras.Variable(np.zeros((1, 4)))

@@ -60,8 +60,7 @@ def test_in_an_optimizer_with_exempt_and_missing_ones(strategies):
         lambda: tf_dgc.CompressedOptimizer(
             keras.optimizers.SGD(2.0**-3, momentum=0.5),
             GlobalTopK(0.9),
-            momentum_correction=True,
-            factor_masking=True,
+            corrections=tf_dgc.Corrections(momentum=True, factor_masking=True),
             min_compress_size=100,
         ),
         weights,

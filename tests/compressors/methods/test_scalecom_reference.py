@@ -80,7 +80,10 @@ def test_in_an_optimizer(strategies, momentum):
         sgd = keras.optimizers.SGD(0.125, momentum)
         method = compressors.ScaleCom(SPARSITY)
         return tf_dgc.CompressedOptimizer(
-            sgd, method, momentum_correction=momentum > 0, check_every=1
+            sgd,
+            method,
+            corrections=tf_dgc.Corrections(momentum=momentum > 0),
+            diagnostics=tf_dgc.Diagnostics(check_every=1),
         )
 
     trainer = Trainer(strategies[2], make, initial_weights())

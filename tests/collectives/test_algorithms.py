@@ -101,7 +101,7 @@ def test_what_is_made_from_a_ring_goes_its_own_way(strategies):
 
 @pytest.mark.parametrize("number", [1, 2, 5])
 def test_the_one_in_the_docs(number):
-    text = (ROOT / "docs" / "exchanges.md").read_text().split("## Writing one")[1]
+    text = (ROOT / "docs" / "collectives.md").read_text().split("## Writing one")[1]
     (code,) = re.findall(r"```python\n(.*?)```", text, re.S)
     names = {"tf_dgc": tf_dgc}
     exec(code, names)
@@ -229,14 +229,17 @@ SETTINGS = {
     "fused, by a schedule": lambda exchange: tf_dgc.DGCOptimizer(
         keras.optimizers.SGD(0.5, momentum=0.5),
         tf_dgc.schedules.PiecewiseConstantSparsity([1], [0.0, 0.97]),
-        exchange=exchange,
-        check_every=1,
+        collective=exchange,
+        diagnostics=tf_dgc.Diagnostics(check_every=1),
     ),
     "composed, of two rounds": lambda exchange: tf_dgc.CompressedOptimizer(
-        keras.optimizers.SGD(0.5), "scale_com", exchange=exchange
+        keras.optimizers.SGD(0.5), "scale_com", collective=exchange
     ),
     "by the engine": lambda exchange: tf_dgc.CompressedOptimizer(
-        keras.optimizers.SGD(0.5), "two_bit", exchange=exchange, check_every=2
+        keras.optimizers.SGD(0.5),
+        "two_bit",
+        collective=exchange,
+        diagnostics=tf_dgc.Diagnostics(check_every=2),
     ),
 }
 
@@ -271,9 +274,9 @@ def test_an_optimizer_steps_alike(strategies, settings, exchange):
 def test_a_config(strategies):
     with strategies[2].scope():
         sgd = keras.optimizers.SGD(0.5)
-        optimizer = tf_dgc.DGCOptimizer(sgd, exchange=collectives.Star(2))
+        optimizer = tf_dgc.DGCOptimizer(sgd, collective=collectives.Star(2))
         again = tf_dgc.DGCOptimizer.from_config(optimizer.get_config())
-    assert repr(again.exchange) == "Star(shards=2)"
+    assert repr(again.collective) == "Star(shards=2)"
 
 
 @pytest.mark.parametrize("name", collectives.names())
