@@ -10,7 +10,8 @@ from selection import rows
 
 import tf_dgc
 from tf_dgc.codecs.tensor_spec import TensorSpec
-from tf_dgc.collectives import LinkSpeeds, Overlap, OverlapMode, Overlapped, Ring
+from tf_dgc.collectives import LinkSpeeds, Overlapped, Ring
+from tf_dgc.collectives.overlapped import Overlap, OverlapMode
 from tf_dgc.compressors import Float16, NoCompression, TopK
 from tf_dgc.optimizers import autotune
 from tf_dgc.optimizers.autotune import TunedExchange

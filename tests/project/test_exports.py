@@ -28,7 +28,8 @@ PUBLIC = {
     """,
     "tf_dgc.collectives": """
         AlgorithmSteps Auto Butterfly CollectiveAlgorithm Cost GTopK Gossip Hierarchical
-        LinkSpeeds OkTopK Overlapped OwnedRegionsAlgorithm Rank RequestSize Ring Star Tree TwoWay
+        LinkSpeeds OkTopK Overlapped
+        OwnedRegionsAlgorithm Rank RequestSize Ring Star Tree TwoWay
         cost_model get graphs names predict_seconds
     """,
     "tf_dgc.saving": "checkpoint_directory save_model save_weights",

@@ -10,7 +10,7 @@ from tf_dgc.collectives.gossip import Gossip
 from tf_dgc.collectives.gtopk import GTopK
 from tf_dgc.collectives.hierarchical import Hierarchical
 from tf_dgc.collectives.oktopk import OkTopK, OwnedRegionsAlgorithm, TwoWay
-from tf_dgc.collectives.overlapped import Overlap, OverlapMode, Overlapped
+from tf_dgc.collectives.overlapped import Overlapped
 from tf_dgc.collectives.ring import Ring
 from tf_dgc.collectives.star import Star
 from tf_dgc.collectives.tree import Tree

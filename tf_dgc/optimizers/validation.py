@@ -9,13 +9,8 @@ from tf_dgc import collectives
 from tf_dgc._internals import keras_optimizers
 from tf_dgc.arguments import check_whole, show
 from tf_dgc.codecs.tensor_spec import TensorSpec
-from tf_dgc.collectives import (
-    Auto,
-    CollectiveAlgorithm,
-    Overlap,
-    OverlapMode,
-    Overlapped,
-)
+from tf_dgc.collectives import Auto, CollectiveAlgorithm
+from tf_dgc.collectives.overlapped import Overlap, OverlapMode, Overlapped
 from tf_dgc.compressors import Compressor
 from tf_dgc.compressors.topk import is_top_k
 
