@@ -151,7 +151,6 @@ def find_compressed_optimizer(optimizer: Any) -> MonitoredOptimizer:
 
 
 def _optimizers_by_prefix(optimizer: Any) -> dict[str, MonitoredOptimizer]:
-    """Return the optimizers by the prefix of their keys in the logs."""
     if isinstance(optimizer, dict):
         return {f"{n}_": find_compressed_optimizer(o) for n, o in optimizer.items()}
     if not isinstance(optimizer, Iterable):
@@ -168,7 +167,6 @@ def _optimizers_by_prefix(optimizer: Any) -> dict[str, MonitoredOptimizer]:
 
 
 def _statistics(optimizer: MonitoredOptimizer) -> dict[str, float]:
-    """Return what the logs of one optimizer gain."""
     stats = optimizer.stats
     logs: dict[str, float] = {
         "bytes_per_step": stats.bytes_per_step,
@@ -194,11 +192,7 @@ def _statistics(optimizer: MonitoredOptimizer) -> dict[str, float]:
 
 
 def compression_hint(optimizer: CompressedOptimizer) -> str | None:
-    """Return why compression does not pay, and what to do; None if it may pay.
-
-    Args:
-        optimizer: optimizer before its first step, or after a step.
-    """
+    """Return why compression does not pay, and what to do; None if it may pay."""
     if isinstance(optimizer.compressor, NoCompression):
         return None
     if optimizer.num_workers == 1:
@@ -228,7 +222,6 @@ def compression_hint(optimizer: CompressedOptimizer) -> str | None:
 
 
 def _was_dense(optimizer: CompressedOptimizer) -> bool:
-    """Whether a schedule made the last step dense."""
     sent_all = optimizer.stats.entries_per_step == optimizer.num_entries
     sparsifies = isinstance(optimizer.compressor, Sparsifier)
     return bool(optimizer.num_compressed) and sparsifies and sent_all

@@ -33,20 +33,12 @@ ADVICE = (
 
 
 class NativeLibrary(NamedTuple):
-    """The native operations in this process.
+    """The native operations in this process."""
 
-    Attributes:
-        library: module with one function per operation, or None.
-        reason: text that says why the library is or is not loaded.
-        enabled: whether `TF_DGC_NATIVE` is not 0.
-        stamp: texts that say with what and for what the library was built, by name;
-            empty without a stamp.
-    """
-
-    library: Any
-    reason: str
-    enabled: bool
-    stamp: dict[str, str]
+    library: Any  # module with one function per operation, or None
+    reason: str  # text that says why the library is or is not loaded
+    enabled: bool  # whether `TF_DGC_NATIVE` is not 0
+    stamp: dict[str, str]  # by name; empty without
 
     @property
     def vector_level(self) -> str:
@@ -60,11 +52,7 @@ class NativeLibrary(NamedTuple):
 
     @property
     def cuda_problem(self) -> str:
-        """Why the CUDA kernels are not used; empty if they are.
-
-        They are opt-in: they ran on a GPU, but TensorFlow has not called them there yet
-        (docs/gpu.md).
-        """
+        """Why the opt-in CUDA kernels (docs/gpu.md) are not used; empty if they are."""
         if not self.cuda:
             return "they were not built"
         if os.environ.get(_CUDA_VARIABLE) != "1":
@@ -79,12 +67,7 @@ class NativeLibrary(NamedTuple):
 
 @functools.cache
 def load_library() -> NativeLibrary:
-    """Load the native operations, at the first call.
-
-    Raises:
-        ImportError: if `TF_DGC_NATIVE=1` is set and they cannot be loaded.
-        ValueError: if `TF_DGC_NATIVE` is something other than 0 or 1.
-    """
+    """Load the native operations, at the first call."""
     setting = os.environ.get(_VARIABLE, "")
     if setting not in ("", "0", "1"):
         raise ValueError(
@@ -126,12 +109,7 @@ def warn_if_missing() -> None:
 def check_stamp(
     library: pathlib.Path, stamp: pathlib.Path
 ) -> tuple[dict[str, str], str]:
-    """Return the stamp of a library, and why it must not be loaded ("" if it may).
-
-    Args:
-        library: path of the library.
-        stamp: path of the JSON file that was written when it was built.
-    """
+    """Return a library's JSON stamp, and why it must not be loaded ("" if it may)."""
     sources = _source_directory()
     if not library.exists():
         return {}, _describe_missing(library, sources)
@@ -175,10 +153,7 @@ def _minor(version: str) -> str:
 
 
 def _source_directory() -> pathlib.Path | None:
-    """Return the directory of the C++ sources if this is a source tree, else None.
-
-    An installed package may have another project's `custom_ops` next to it.
-    """
+    """Return the C++ sources, if this is a source tree and not another's, else None."""
     sources = _DIRECTORY.parents[1] / "custom_ops"
     try:
         project = (sources.parent / "pyproject.toml").read_text(encoding="utf-8")
@@ -189,7 +164,6 @@ def _source_directory() -> pathlib.Path | None:
 
 
 def _hash_sources(sources: pathlib.Path) -> str:
-    """Return the hash that `custom_ops/builder.py` writes into the stamp."""
     digest = hashlib.sha256()
     for path in sorted(sources.glob("*/*")):
         if path.parent.name in _SOURCE_FOLDERS and path.is_file():

@@ -19,6 +19,7 @@ from tf_dgc.collectives.requests import (
     AllReduce,
     AllToAll,
     Broadcast,
+    DenseOrSparse,
     DenseOrSparseReply,
     Reply,
     Request,
@@ -224,15 +225,7 @@ def run_all(
     steps: Sequence[Generator[list[Request], list[Reply], Outcome]],
     record: list[list[Request]] | None = None,
 ) -> list[Outcome]:
-    """Run the steps of all workers in lockstep; return their outcomes, by worker.
-
-    Args:
-        steps: step of each worker.
-        record: one list per worker, to which its requests are appended.
-
-    Raises:
-        ValueError: if workers have different numbers of rounds, and as `answer_all`.
-    """
+    """Run the steps of all workers in lockstep; return their outcomes, by worker."""
 
     def answer(requests: list[list[Request]]) -> list[list[Reply]]:
         for recorded, new in zip(record or [], requests, strict=False):
@@ -243,33 +236,15 @@ def run_all(
 
 
 class _Collective(NamedTuple):
-    """Identifies one collective of a round.
-
-    Attributes:
-        request_type: type of its requests.
-        group: group as the requests name it.
-        source: worker that a broadcast comes from.
-        repetition: number of equal collectives before it in this round.
-        members: workers that take part.
-    """
-
     request_type: type
-    group: Any
-    source: int | None
-    repetition: int
-    members: tuple[int, ...]
+    group: Any  # group as the requests name it
+    source: int | None  # worker that a broadcast comes from
+    repetition: int  # number of equal collectives before it in this round
+    members: tuple[int, ...]  # workers that take part
 
 
 def answer_all(requests: Sequence[Sequence[Request]]) -> list[list[Reply]]:
-    """Return the replies to the requests of all workers in a round, by worker.
-
-    Args:
-        requests: requests of each worker, in order; a worker may have none.
-
-    Raises:
-        ValueError: if not all workers of a group have the same request, and as
-            `group_members`.
-    """
+    """Return the replies to the requests of all workers in a round, by worker."""
     # Of each collective and member, the position and content of its request.
     collectives: dict[_Collective, dict[int, tuple[int, Any]]] = {}
     for worker, worker_requests in enumerate(requests):
@@ -289,7 +264,11 @@ def answer_all(requests: Sequence[Sequence[Request]]) -> list[list[Reply]]:
 
 
 def _collective(request: Request, worker: int, num_workers: int) -> _Collective:
-    members = group_members(request, worker, num_workers)
+    if isinstance(request, DenseOrSparse):
+        gather = AllGather(request.words, request.group)
+        members = group_members(gather, worker, num_workers)
+    else:
+        members = group_members(request, worker, num_workers)
     group = None if isinstance(request, SendRecv) else request.group
     source = request.source if isinstance(request, Broadcast) else None
     return _Collective(type(request), group, source, 0, members)

@@ -23,7 +23,7 @@ from common.replies import reply, take_standard_output
 
 import tf_dgc
 from tf_dgc._internals import tracing
-from tf_dgc.collectives.cross_device import cross_device_ops
+from tf_dgc.multiworker.cross_device import cross_device_ops
 
 _EXAMPLES, _FEATURES = 4096, 32
 

@@ -10,7 +10,6 @@ import pytest
 import tensorflow as tf
 from selection import rows
 
-from tf_dgc.collectives import cross_device
 from tf_dgc.collectives.communicator import Communicator
 from tf_dgc.collectives.requests import (
     AllGather,
@@ -20,7 +19,7 @@ from tf_dgc.collectives.requests import (
     DenseOrSparse,
     SendRecv,
 )
-from tf_dgc.multiworker import chunks
+from tf_dgc.multiworker import chunks, cross_device
 from tf_dgc.testing import run_all
 
 

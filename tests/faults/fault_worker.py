@@ -17,8 +17,7 @@ import keras
 import numpy as np
 
 import tf_dgc
-from tf_dgc.collectives import cross_device
-from tf_dgc.multiworker import rendezvous, worker_variables
+from tf_dgc.multiworker import cross_device, rendezvous, worker_variables
 
 CONFIG = json.loads(os.environ["TF_CONFIG"])
 RANK = CONFIG["task"]["index"]

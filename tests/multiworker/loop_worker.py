@@ -16,7 +16,7 @@ import numpy as np
 import tensorflow as tf
 
 import tf_dgc
-from tf_dgc.collectives import cross_device
+from tf_dgc.multiworker import cross_device
 
 RANK = json.loads(os.environ["TF_CONFIG"])["task"]["index"]
 STRATEGY = tf_dgc.multi_worker_strategy()

@@ -12,7 +12,7 @@ from harness import Trainer, initial_weights, make_gradients
 
 import tf_dgc
 from tf_dgc._internals import tf_collectives
-from tf_dgc.collectives import cross_device
+from tf_dgc.multiworker import cross_device
 from tf_dgc.multiworker.strategy import prepare
 
 
@@ -116,6 +116,25 @@ def test_prepare_is_idempotent(strategies):
     hook = tf_collectives.get_cross_device_ops(strategy)
     tf_dgc.prepare(strategy)
     assert tf_collectives.get_cross_device_ops(strategy) is hook
+
+
+def test_an_optimizer_takes_over_what_prepare_installed():
+    class Strategy(tf.distribute.MirroredStrategy):
+        _collective_key_base = 200_000
+
+    strategy = tf_dgc.prepare(Strategy(["CPU:0", "CPU:1"]))
+    plain = tf_collectives.get_cross_device_ops(strategy)
+    assert not isinstance(plain, tf_dgc.CompressedCrossDeviceOps)
+    plain.all_gather([tf.constant([1]), tf.constant([2])])
+    with strategy.scope():
+        tf_dgc.DGCOptimizer(keras.optimizers.SGD(0.1), 0.97)
+    hook = tf_collectives.get_cross_device_ops(strategy)
+    assert isinstance(hook, tf_dgc.CompressedCrossDeviceOps)
+    assert cross_device.cross_device_ops(strategy) is hook
+    assert hook.count() == plain.count() == {None: [1, 1]}
+    hook.all_gather([tf.constant([1]), tf.constant([2])])
+    assert hook.count() == plain.count() == {None: [2, 2]}
+    assert hook.num_keys == plain.num_keys == 1
 
 
 @pytest.mark.parametrize(

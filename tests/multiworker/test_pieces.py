@@ -103,7 +103,7 @@ def test_small_tensors_go_whole():
 @pytest.mark.parametrize(("dense", "scheduled"), in_turn([True, False], [False, True]))
 def test_a_large_step(strategies, dense, scheduled):
     """All replicas of a process launch their pieces side by side."""
-    hook = cross_device.cross_device_ops(strategies[2])
+    hook = cross_device.compressed_cross_device_ops(strategies[2])
     n = 2 * chunks.CHUNK_BYTES // 4 + 500
     vectors = np.random.default_rng(0).normal(size=[2, n]).astype("float32")
     words = vectors.view(np.int32)[:, : n - 100]

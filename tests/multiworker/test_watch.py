@@ -35,7 +35,7 @@ def test_a_collective_that_an_error_ended_is_not_waited_in(strategies, monkeypat
     """The program may catch it, and be busy with other things for long."""
     monkeypatch.setenv(workers.TIMEOUT_VARIABLE, "10")
     strategy = strategies[2]
-    count = cross_device.cross_device_ops(strategy).count
+    count = cross_device.compressed_cross_device_ops(strategy).count
 
     @tf.function
     def step(loss):
@@ -167,7 +167,7 @@ def test_a_purpose_that_is_waited_for_is_known():
 @pytest.mark.parametrize("known", [False, True])
 def test_keys_of_collectives_add_up_to_the_one_that_waits(strategies, eager, known):
     strategy = strategies[2]
-    hook = cross_device.cross_device_ops(strategy)
+    hook = cross_device.compressed_cross_device_ops(strategy)
     seen = []
 
     def step(length):

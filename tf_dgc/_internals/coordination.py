@@ -17,11 +17,7 @@ def has_coordination_service() -> bool:
 
 
 def is_too_late_for_a_cluster() -> bool:
-    """Whether TensorFlow's runtime has started without a cluster (`Context`).
-
-    `configure_collective_ops` then raises "Collective ops must be configured at program
-    startup".
-    """
+    """Whether TensorFlow's runtime has started without a cluster (`Context`)."""
     context = eager_context.context()
     return context._context_handle is not None and context._collective_leader is None
 
@@ -41,12 +37,10 @@ def eager_context_capsule() -> Any:
 
 @contextlib.contextmanager
 def enabling_collectives_by(enable: Callable[[Any, bytes], None]) -> Iterator[None]:
-    """Connect to the other workers by `enable(context_capsule, server_def)` within.
-
-    Replaces `pywrap_tfe.TFE_EnableCollectiveOps`, in which `Context.ensure_initialized`
-    holds Python's lock until all workers are there. This is the only function of a
-    module that is replaced, and only while a strategy is created.
-    """
+    """Connect to the other workers by `enable(context_capsule, server_def)` within."""
+    # Replaces `pywrap_tfe.TFE_EnableCollectiveOps`, in which
+    # `Context.ensure_initialized` holds Python's lock until all workers are there. No
+    # other function of a module is replaced, and only while a strategy is created.
     stock = pywrap_tfe.TFE_EnableCollectiveOps
     pywrap_tfe.TFE_EnableCollectiveOps = enable
     try:
@@ -58,11 +52,9 @@ def enabling_collectives_by(enable: Callable[[Any, bytes], None]) -> Iterator[No
 def configure_coordination(
     cluster: Any, heartbeat_seconds: float, start_seconds: float
 ) -> None:
-    """Set timeouts of TensorFlow's coordination service, before a strategy is created.
-
-    As `CollectiveAllReduceExtended._initialize_multi_worker`, except for the timeouts:
-    without a heartbeat for `heartbeat_seconds`, a worker counts as gone.
-    """
+    """Set timeouts of the coordination service, before a strategy is created."""
+    # As `CollectiveAllReduceExtended._initialize_multi_worker`, except for the
+    # timeouts.
     spec = multi_worker_util.normalize_cluster_spec(cluster)
     eager_context.context().configure_coordination_service(
         service_type="standalone",
@@ -80,10 +72,7 @@ def configure_coordination(
 
 
 def start_daemon_thread(call: Callable[[], Any], name: str) -> None:
-    """Call a function in a daemon thread, or in this one if none can be started.
-
-    While the interpreter ends, Python 3.12 starts no threads.
-    """
+    """Call in a daemon thread, or here, as Python 3.12 starts none at its end."""
     try:
         threading.Thread(target=call, name=name, daemon=True).start()
     except RuntimeError:

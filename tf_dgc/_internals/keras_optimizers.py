@@ -39,10 +39,7 @@ def load_only_if(
 
 
 def arguments_of(optimizer: keras.optimizers.Optimizer) -> dict[str, Any]:
-    """Return the arguments of the constructor that are attributes, by name.
-
-    They are not serialized, because not every learning rate has a config.
-    """
+    """Return constructor arguments that are attributes, unserialized, by name."""
     arguments = {
         name: getattr(optimizer, name)
         for name in inspect.signature(type(optimizer)).parameters
@@ -69,12 +66,10 @@ def rate_variable(optimizer: keras.optimizers.Optimizer) -> keras.Variable | Non
 def behaves_as(
     optimizer: keras.optimizers.Optimizer, kind: type[keras.optimizers.Optimizer]
 ) -> bool:
-    """Whether a step is that of `kind`, even if the class is a subclass.
-
-    No attribute or argument of `kind` may be overridden in the subclass or on the
-    object, except its construction, how gradients are summed, and what this package
-    replaces.
-    """
+    """Whether a step is that of `kind`, even if the class is a subclass."""
+    # No attribute or argument of `kind` may be overridden in the subclass or on the
+    # object, except its construction, how gradients are summed, and what this package
+    # replaces.
     return isinstance(optimizer, kind) and not overridden(optimizer, kind)
 
 
@@ -113,20 +108,17 @@ _MAY_DIFFER = {
 def share_iterations(
     optimizer: keras.optimizers.Optimizer, other: keras.optimizers.Optimizer
 ) -> None:
-    """Make `optimizer` use the iterations of `other`.
-
-    The previous variable stays in `_variables`: TensorFlow cannot checkpoint a tracked
-    list from which something was removed.
-    """
+    """Make `optimizer` use the iterations of `other`."""
+    # The previous variable stays in `_variables`: TensorFlow cannot checkpoint a
+    # tracked list from which something was removed.
     optimizer._unused_iterations = optimizer._iterations
     optimizer._iterations = other._iterations
 
 
 class _WrappedVariable(keras.Variable):
-    """A `tf.Variable` as a Keras variable, which shares its memory.
+    """A `tf.Variable` as a Keras variable, which shares its memory."""
 
-    Keras's optimizers accept both (`_initialize_with_initializer`, `_path`).
-    """
+    # Keras's optimizers accept both (`_initialize_with_initializer`, `_path`).
 
     def __init__(self, variable: tf.Variable):
         self._wrapped = variable
@@ -152,10 +144,9 @@ def as_keras_variable(variable: Any) -> keras.Variable:
 
 
 class _Scalar(keras.Variable):
-    """A variable that `float` and `int` accept under every strategy.
+    """A variable that `float` and `int` accept under every strategy."""
 
-    `keras.Variable` converts its value, which variables of `tf.distribute` reject.
-    """
+    # `keras.Variable` converts its value, which variables of `tf.distribute` reject.
 
     def __float__(self) -> float:
         return float(self.numpy())
@@ -175,10 +166,8 @@ def make_scalars_readable(optimizer: keras.optimizers.Optimizer) -> None:
 def remember_variables(
     optimizer: keras.optimizers.Optimizer, variables: list[keras.Variable]
 ) -> None:
-    """Build an optimizer, without moving averages (`Optimizer.build`).
-
-    Its indices count trained variables first, then those that gradients overwrite.
-    """
+    """Build an optimizer, without moving averages (`Optimizer.build`)."""
+    # Its indices count trained variables first, then those that gradients overwrite.
     trained_first = sorted(variables, key=overwrites_with_gradient)
     optimizer._trainable_variables_indices = {
         optimizer._var_key(v): i for i, v in enumerate(trained_first)
@@ -198,15 +187,10 @@ def replace_all_reduce(
 
 
 def step_alone(optimizer: keras.optimizers.Optimizer) -> None:
-    """Make this instance step in replica context, without other replicas.
-
-    Keras updates across replicas, which TensorFlow rejects within a condition of a
-    replica. All updated variables must have no aggregation, so that each replica has
-    its own copy; for the iterations, see `count_alone`.
-
-    Raises:
-        ValueError: for a class that overrides the update across replicas.
-    """
+    """Make this instance step in replica context, without other replicas."""
+    # Keras updates across replicas, which TensorFlow rejects within a condition of a
+    # replica. All updated variables must have no aggregation, so that each replica has
+    # its own copy; for the iterations, see `count_alone`.
     kind, stock = type(optimizer), base_optimizer.BaseOptimizer
     update = "_backend_update_step"
     by_user = optimizer_copies.replaced_methods(optimizer)
@@ -249,7 +233,6 @@ def _update_alone(self: Any, grads: Any, variables: Any, learning_rate: Any) -> 
 
 
 def _local_copy(variable: Any) -> tf.Variable:
-    """Return this replica's own copy of a variable, a `tf.Variable`."""
     value = variable.value if isinstance(variable, keras.Variable) else variable
     return value._get() if isinstance(value, values.DistributedVariable) else value
 
@@ -278,11 +261,9 @@ def replace_update_step(
 
 @contextlib.contextmanager
 def tracked() -> Iterator[None]:
-    """Make Keras track variables that become attributes of an optimizer.
-
-    `LossScaleOptimizer.build` turns that off, also for the optimizer that it wraps,
-    whose variables would not be saved.
-    """
+    """Make Keras track variables that become attributes of an optimizer."""
+    # `LossScaleOptimizer.build` turns that off, also for the optimizer that it wraps,
+    # whose variables would not be saved.
     before = tracking.is_tracking_enabled()
     global_state.set_global_attribute("tracking_on", True)
     try:
@@ -316,10 +297,7 @@ def check_known(optimizer: keras.optimizers.Optimizer, variables: Any) -> None:
 def known_variables(
     optimizer: keras.optimizers.Optimizer, variables: Any
 ) -> list[keras.Variable]:
-    """Return, for each variable, the object that the optimizer was built with.
-
-    TensorFlow then sees the same object on all replicas.
-    """
+    """Return the objects that the optimizer was built with, equal on all replicas."""
     by_key = {optimizer._var_key(v): v for v in optimizer._trainable_variables}
     return [by_key[optimizer._var_key(v)] for v in variables]
 
@@ -345,10 +323,7 @@ def uses_weight_decay(optimizer: keras.optimizers.Optimizer, variable: Any) -> b
 
 
 class CoupledDecay(keras.optimizers.Optimizer):
-    """An optimizer that applies `weight_decay` in `update_step`.
-
-    Keras applies it separately, in `_apply_weight_decay`.
-    """
+    """An optimizer that applies `weight_decay` in `update_step`."""
 
     def _apply_weight_decay(self, variables: Any) -> None:
         pass
@@ -365,10 +340,7 @@ def overwrites_with_gradient(variable: Any) -> bool:
 def scale_rate(
     optimizer: keras.optimizers.Optimizer, factor: tf.Variable
 ) -> Callable[[], Any]:
-    """Multiply the learning rate by a scalar; return a function that returns the rate.
-
-    Call it before the optimizer is built.
-    """
+    """Multiply the learning rate by a scalar, before build; return a function of it."""
     original = optimizer._learning_rate
 
     def rate() -> Any:
@@ -387,11 +359,9 @@ def scale_rate(
 def count_rate_by_calls(
     optimizer: keras.optimizers.Optimizer, calls: Callable[[], tf.Tensor]
 ) -> None:
-    """Evaluate a schedule at the number of calls instead of the number of steps.
-
-    A Keras optimizer that accumulates gradients itself does the same: its `_iterations`
-    count calls. `calls` returns the number of calls before this one, a scalar.
-    """
+    """Evaluate a schedule at the number of calls instead of the number of steps."""
+    # As a Keras optimizer that accumulates gradients itself: its `_iterations` count
+    # calls.
     stock = optimizer._get_current_learning_rate
 
     def current(self: Any) -> Any:

@@ -11,15 +11,10 @@ from tf_dgc._internals.keras_optimizers import behaves_as, variable_index
 
 
 def count_age(optimizer: keras.optimizers.Optimizer) -> keras.Variable:
-    """Make `update_step` count iterations since the optimizer's state was reset.
-
-    Adam's bias corrections then use that age. Learning rate schedules and accumulation
-    still use all iterations (`_iterations`).
-
-    Returns:
-        Variable of the iteration of the last reset, 0 at first; without aggregation, as
-        the variables of an optimizer that steps alone.
-    """
+    """Make `update_step` count iterations since the optimizer's state was reset."""
+    # Adam's bias corrections then use that age. Learning rate schedules and
+    # accumulation still use all iterations (`_iterations`). The variable has no
+    # aggregation.
     began = keras.Variable(
         0, dtype=optimizer._iterations.dtype, trainable=False, name="began"
     )
@@ -40,10 +35,8 @@ def count_age(optimizer: keras.optimizers.Optimizer) -> keras.Variable:
 
 
 def counts_age(optimizer: keras.optimizers.Optimizer) -> list[keras.Variable]:
-    """Return the counters of an instance: its calls, and the age of its state.
-
-    Its `iterations` are not a variable if it accumulates gradients.
-    """
+    """Return the counters of an instance: its calls, and the age of its state."""
+    # Its `iterations` are not a variable if it accumulates gradients.
     began = getattr(optimizer, "_tf_dgc_began", None)
     return [optimizer._iterations, *([] if began is None else [began])]
 
@@ -65,11 +58,7 @@ def reset_state(optimizer: keras.optimizers.Optimizer) -> None:
 def lists_of_slots(
     optimizer: keras.optimizers.Optimizer, number: int
 ) -> list[list[keras.Variable]]:
-    """Return the attributes that are lists of `number` variables.
-
-    `_variables` and `_trainable_variables`, which every Keras optimizer has, are left
-    out.
-    """
+    """Return attributes that are lists of `number` variables, but Keras's own."""
     return [
         slots
         for name, slots in vars(optimizer).items()
@@ -101,10 +90,7 @@ _SETTINGS = {
 
 
 def rule_name(optimizer: Any) -> str | None:
-    """Return the name of the optimizer's rule; None if its step is not Keras's.
-
-    Names are those of `custom_ops/cpu/rules.h`.
-    """
+    """Return the rule's name in `custom_ops/cpu/rules.h`; None if not Keras's step."""
     return _name_among(_NAMES, optimizer)
 
 
@@ -185,10 +171,7 @@ _NAMES: dict[type, Callable[[Any], str]] = {
 
 
 def has_row_rule(optimizer: keras.optimizers.Optimizer) -> bool:
-    """Whether a step does not change rows whose gradient is 0, without weight decay.
-
-    True for SGD without momentum, and for Adagrad.
-    """
+    """Whether a step changes no rows with gradient 0: SGD without momentum, Adagrad."""
     if behaves_as(optimizer, keras.optimizers.SGD):
         return not optimizer.momentum
     return behaves_as(optimizer, keras.optimizers.Adagrad)
@@ -201,15 +184,8 @@ def update_rows(
     gradient: tf.Tensor,
     rate: tf.Tensor,
 ) -> None:
-    """Update rows as Keras does, bit for bit, for an optimizer with a row rule.
-
-    Args:
-        optimizer: optimizer, built.
-        variable: variable that contains the rows.
-        ids: ids of the rows, distinct, int32 `[r]`.
-        gradient: gradient of the rows, `[r, width]`.
-        rate: learning rate, a scalar.
-    """
+    """Update rows as Keras does, bit for bit, for an optimizer with a row rule."""
+    # `ids` are distinct, int32 `[r]`; `gradient` is `[r, width]`.
     shape = tf.stack([tf.size(ids), *variable.shape[1:]])
     gradient = tf.cast(tf.reshape(gradient, shape), variable.dtype)
     change = gradient * tf.cast(rate, gradient.dtype)

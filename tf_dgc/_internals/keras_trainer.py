@@ -22,7 +22,6 @@ _Trainer = trainer.TensorFlowTrainer
 
 
 def _nested(function: Any, name: str) -> CodeType:
-    """Return the code of a function that is defined within another."""
     constants = function.__code__.co_consts
     return next(c for c in constants if inspect.iscode(c) and c.co_name == name)
 
@@ -46,25 +45,20 @@ def is_made_of_a_config() -> bool:
 
 
 def caller_of_reduce() -> tuple[str | None, Any]:
-    """Return which function called `strategy.reduce`, for its replacement.
-
-    Returns:
-        `BUILD` (`Trainer._maybe_symbolic_build`, which needs the batch's shapes) and
-        the model that is built; `LOGS` (`reduce_per_replica` of a step's logs), or
-        `QUESTION` ("has any worker still a batch?",
-        `input_lib._calculate_replicas_with_values`), and None; or (None, None).
-    """
+    """Return which function called `strategy.reduce`, for its replacement."""
+    # `BUILD` (`Trainer._maybe_symbolic_build`, which needs the batch's shapes) and the
+    # model; `LOGS` (`reduce_per_replica` of a step's logs) or `QUESTION` ("has any
+    # worker still a batch?", `input_lib._calculate_replicas_with_values`) and None; or
+    # two Nones.
     frame = sys._getframe(2)
     caller = _CALLERS.get(frame.f_code)
     return caller, _local(frame, "self") if caller == BUILD else None
 
 
 def _local(frame: FrameType, name: str) -> Any:
-    """Return a local variable of a function that is being executed.
-
-    Before Python 3.13 the frame keeps what `f_locals` returned, and so references to
-    all that the function drops later.
-    """
+    """Return a local variable of a function that is being executed."""
+    # Before Python 3.13 the frame keeps what `f_locals` returned, and so references to
+    # all that the function drops later.
     variables = frame.f_locals
     value = variables[name]
     if sys.version_info < (3, 13):
@@ -73,19 +67,7 @@ def _local(frame: FrameType, name: str) -> Any:
 
 
 class Loop:
-    """A call of `fit` or `evaluate`.
-
-    Args:
-        name: "fit" or "evaluate".
-        epoch_iterator: Keras's `EpochIterator` of this call, referred to weakly.
-        is_validation: whether it is the `evaluate` of a `fit`.
-        callbacks: callbacks of a `fit`.
-        epochs: number of epochs at which a `fit` ends.
-
-    Attributes:
-        epoch: number of the current epoch, from 0.
-        last_callback: callback that a `fit` calls after all others, or None.
-    """
+    """A call of `fit` or `evaluate`; refers weakly to Keras's `EpochIterator`."""
 
     def __init__(
         self,
@@ -106,21 +88,17 @@ class Loop:
 
     @property
     def limit(self) -> str:
-        """Name of the argument of the user's call that limits the number of batches.
-
-        For validation, the user's call is `fit`.
-        """
+        """Name of the argument of the user's call that limits the number of batches."""
+        # For validation, the user's call is `fit`.
         if self.name == "fit":
             return "steps_per_epoch"
         return "validation_steps" if self.is_validation else "steps"
 
     @property
     def batches_left(self) -> float:
-        """Maximum number of batches that the loop still takes; may be `math.inf`.
-
-        At the beginning of an epoch this counts all epochs, because `fit` continues in
-        a data set where the last epoch ended (`EpochIterator.steps_per_epoch`).
-        """
+        """Maximum number of batches that the loop still takes; may be `math.inf`."""
+        # At the beginning of an epoch this counts all epochs, because `fit` continues
+        # in a data set where the last epoch ended (`EpochIterator.steps_per_epoch`).
         iterator: Any = self._epoch_iterator()
         if iterator.steps_per_epoch is None:
             return math.inf
@@ -137,11 +115,9 @@ class Loop:
 
     @property
     def num_batches(self) -> int | None:
-        """Number of this worker's batches in an epoch, None if it is not known.
-
-        A worker gets a part of every batch, possibly an empty one, or all data. With
-        sharding by files the number depends on its files.
-        """
+        """Number of this worker's batches in an epoch, None if it is not known."""
+        # A worker gets a part of every batch, possibly an empty one, or all data. With
+        # sharding by files the number depends on its files.
         adapter = self._epoch_iterator().data_adapter  # type: ignore[union-attr]
         if not isinstance(adapter, _ADAPTERS_WITH_LENGTH):
             return None
@@ -220,20 +196,11 @@ def wrap_trainer(
     before_loop: Callable[[Loop], None],
     wrap_results: Callable[[Callable], Callable],
 ) -> None:
-    """Wrap what this model instance calls in its loops.
-
-    Args:
-        model: Keras model, whose instance is changed.
-        wrap_function: function of "train", "test" or "predict", and the function that
-            is called for every execution of that loop; returns what is called instead.
-        wrap_dataset: function of the distributed data set of a loop; returns what the
-            loop iterates over instead, with attributes `element_spec` and `loop`, and
-            a method `peek` that returns the first batch.
-        before_loop: function of a loop that is about to begin.
-        wrap_results: function of the function that turns the last step's logs into
-            those of an epoch (`Trainer._get_metrics_result_or_logs`); returns what is
-            called instead.
-    """
+    """Wrap what this model instance calls in its loops."""
+    # `wrap_function` gets "train", "test" or "predict" and what Keras executes in that
+    # loop; `wrap_dataset` gets the distributed data set, and its result has
+    # `element_spec`, `loop` and `peek`; `wrap_results` gets
+    # `Trainer._get_metrics_result_or_logs`.
     model._tf_dgc_wrapped = True
     # Discard functions that were created unwrapped, as by `train_on_batch`.
     model.train_function = model.test_function = model.predict_function = None
@@ -251,10 +218,8 @@ def wrap_train_step(model: keras.Model, wrap: Callable[[Callable], Callable]) ->
 
 
 def first_of_inputs(data: Any) -> Any | None:
-    """Return the first tensor of a batch's inputs that has rows, or None.
-
-    Keras weights the loss of a batch by its number of rows (`Trainer.train_step`).
-    """
+    """Return the first tensor of a batch's inputs that has rows, or None."""
+    # Keras weights the loss of a batch by its number of rows (`Trainer.train_step`).
     inputs, _, _ = keras.utils.unpack_x_y_sample_weight(data)
     for leaf in keras.tree.flatten(inputs):
         shape = getattr(leaf, "shape", None)
@@ -264,13 +229,11 @@ def first_of_inputs(data: Any) -> Any | None:
 
 
 class _Builder:
-    """Builds a model and its metrics before a loop (`Trainer._maybe_symbolic_build`).
+    """Builds a model and metrics before a loop (`Trainer._maybe_symbolic_build`)."""
 
-    Keras draws a batch from the data set and discards it, with those that TensorFlow
-    prefetches meanwhile. Here the shapes come from the data set's `element_spec`. If
-    they are not sufficient to build a model, a batch is drawn from the iterator that
-    the loop will use.
-    """
+    # Keras draws a batch and discards it, with those that TensorFlow prefetches
+    # meanwhile. Here the shapes come from `element_spec`. If they do not suffice, a
+    # batch is drawn from the iterator that the loop will use.
 
     def __init__(self, model: keras.Model, wrap_dataset: Callable[[Any], Any]):
         self._model = model
@@ -331,10 +294,7 @@ def _of_one_replica(spec: tf.TypeSpec) -> tf.TypeSpec:
 
 
 def _is_sufficient(spec: tf.TypeSpec, built: bool) -> bool:
-    """Whether a model and its metrics can be built from the spec of a batch's tensor.
-
-    If the model has been built, metrics need only the rank.
-    """
+    """Whether a spec suffices to build; for metrics of a built model, the rank does."""
     shape = getattr(spec, "shape", None)
     if not isinstance(shape, tf.TensorShape):
         return True  # there is no tensor
@@ -407,11 +367,9 @@ def _wrap_maker(
 
 
 def non_trainable_variables(model: keras.Model) -> list[keras.Variable]:
-    """Return the variables of layers that gradients never change.
-
-    Frozen weights, metrics, random streams and states of recurrent layers are left out
-    (`Layer._non_trainable_variables`).
-    """
+    """Return the variables of layers that gradients never change."""
+    # Frozen weights, metrics, random streams and states of recurrent layers are left
+    # out (`Layer._non_trainable_variables`).
     variables = {
         id(variable): variable
         for layer in model._flatten_layers()
@@ -421,10 +379,7 @@ def non_trainable_variables(model: keras.Model) -> list[keras.Variable]:
 
 
 def variables_of_batch_normalizations(model: keras.Model) -> list[keras.Variable]:
-    """Return those of `non_trainable_variables` that depend on a replica's own batches.
-
-    A synchronized normalization uses the batches of all replicas.
-    """
+    """Return `non_trainable_variables` that depend on a replica's own batches."""
     return [
         variable
         for layer in model._flatten_layers()

@@ -40,16 +40,9 @@ _NOT_SEARCHED = (
 
 
 class NameReference(NamedTuple):
-    """A function that reads the original optimizer by a global name.
+    """A function, an attribute's value, that reads the original by a global name."""
 
-    Attributes:
-        attribute: attribute of the optimizer that holds the function.
-        function: the function.
-        name: the global name.
-        optimizer: the original optimizer.
-    """
-
-    attribute: str
+    attribute: str  # attribute of the optimizer that holds the function
     function: Any
     name: str
     optimizer: keras.optimizers.Optimizer
@@ -64,22 +57,12 @@ def copy_optimizer(
     optimizer: keras.optimizers.Optimizer,
     prepare: Callable[[keras.optimizers.Optimizer], None] = lambda _: None,
 ) -> keras.optimizers.Optimizer:
-    """Return an unbuilt copy, with variables of its own in the current strategy.
-
-    Every attribute is copied, whatever the config contains. Lists, dictionaries, sets
-    and tuples are copied with their items. Variables that the constructor added are
-    created anew with the same value. Any other value, such as a variable of a model, is
-    the same object in both. References to the optimizer in methods, `functools.partial`
-    and closures become references to the copy.
-
-    Args:
-        optimizer: optimizer to be copied, unbuilt; it is not changed.
-        prepare: function of the copy that replaces its variables, called before
-            attributes are copied.
-
-    Raises:
-        ValueError: for an attribute that refers to the optimizer in another way.
-    """
+    """Return an unbuilt copy, with variables of its own in the current strategy."""
+    # Every attribute is copied, whatever the config contains; containers with their
+    # items. Variables that the constructor added are created anew with the same value.
+    # Any other value, such as a variable of a model, is the same object in both.
+    # References to the optimizer in methods, `functools.partial` and closures refer to
+    # the copy. `prepare` replaces the copy's variables before attributes are copied.
     twin = object.__new__(type(optimizer))
     rate = optimizer._learning_rate
     has_variable = isinstance(rate, keras.Variable)
@@ -115,10 +98,8 @@ def name_references(optimizer: keras.optimizers.Optimizer) -> tuple[NameReferenc
 
 
 def replaced_methods(optimizer: keras.optimizers.Optimizer) -> set[str]:
-    """Return the methods that the user replaced on the object, not in its class.
-
-    For a copy, those of the original, because this package replaces some as well.
-    """
+    """Return the methods that the user replaced on the object, not in its class."""
+    # For a copy, those of the original, because this package replaces some as well.
     of_original = vars(optimizer).get(_REPLACED_METHODS)
     return methods_of_instance(optimizer) if of_original is None else of_original
 
@@ -132,11 +113,9 @@ def methods_of_instance(optimizer: keras.optimizers.Optimizer) -> set[str]:
 def was_added_by(
     optimizer: keras.optimizers.Optimizer, variable: keras.Variable
 ) -> bool:
-    """Whether a variable that an optimizer tracks was added by `add_variable`.
-
-    Keras also tracks other variables that are attributes, such as those of a model. A
-    variable of `add_variable` has the optimizer's name in its path.
-    """
+    """Whether a variable that an optimizer tracks was added by `add_variable`."""
+    # Keras also tracks other variables that are attributes, such as those of a model. A
+    # variable of `add_variable` has the optimizer's name in its path.
     return optimizer.name in variable.path.split("/")[:-1]
 
 
@@ -150,10 +129,7 @@ def constructor_variables(
 
 
 def attributes(optimizer: keras.optimizers.Optimizer) -> dict[str, Any]:
-    """Return the attributes of an unbuilt optimizer that its user may have set.
-
-    Keras's bookkeeping and methods that this package replaced are left out.
-    """
+    """Return the attributes of an unbuilt optimizer that its user may have set."""
     of_package = methods_of_instance(optimizer) - replaced_methods(optimizer)
     values = dict(vars(optimizer))
     for kind in type(optimizer).__mro__:
@@ -171,10 +147,8 @@ def attributes(optimizer: keras.optimizers.Optimizer) -> dict[str, Any]:
 def differences(
     optimizer: keras.optimizers.Optimizer, other: keras.optimizers.Optimizer
 ) -> list[str]:
-    """Return the differences between two optimizers of a class, for errors.
-
-    Names, learning rate, iterations and exclusions from weight decay are ignored.
-    """
+    """Return the differences between two optimizers of a class, for errors."""
+    # Names, learning rate, iterations and exclusions from weight decay are ignored.
     values, other_values = _compared_values(optimizer), _compared_values(other)
     comparison = _Comparison(optimizer, other)
     return [
@@ -198,8 +172,6 @@ def _compared_values(optimizer: keras.optimizers.Optimizer) -> dict[str, Any]:
 
 
 class _Comparison:
-    """Compares values of two optimizers, which may refer to the optimizers."""
-
     def __init__(
         self, one: keras.optimizers.Optimizer, other: keras.optimizers.Optimizer
     ):
@@ -247,8 +219,6 @@ def _are_equal_arrays(one: Any, other: Any) -> bool:
 
 
 class _Copier:
-    """Copies values of an optimizer's attributes."""
-
     def __init__(self, optimizer: keras.optimizers.Optimizer):
         self._optimizer = optimizer
         self._copies: dict[int, Any] = {}
@@ -258,11 +228,7 @@ class _Copier:
         self._copies[id(original)] = copy
 
     def copy(self, value: Any, attribute: str) -> Any:
-        """Return the value of an attribute for the copy.
-
-        Raises:
-            ValueError: for an object that refers to the optimizer.
-        """
+        """Return the value of an attribute for the copy, or raise `ValueError`."""
         if id(value) in self._copies:
             return self._copies[id(value)]
         if _is_container(value):
@@ -317,7 +283,6 @@ class _Copier:
         return twin
 
     def _refers(self, value: Any) -> bool:
-        """Whether a value holds the optimizer, or one of its variables."""
         return any(id(held) in self._copies for held in _reachable(value))
 
 
@@ -345,10 +310,7 @@ def _value(variable: keras.Variable) -> Any:
 
 
 def _is_container(value: Any) -> bool:
-    """Whether a value is a list, dictionary, set or tuple, or Keras's wrapper of one.
-
-    A subclass that a user has defined is an object like any other.
-    """
+    """Whether a value is a plain list, dictionary, set or tuple, or Keras's wrapper."""
     if not isinstance(value, list | dict | set | tuple):
         return False
     is_wrapper = type(value).__module__.startswith(("keras.", "tensorflow."))
@@ -401,7 +363,6 @@ def _reachable(value: Any) -> Iterator[Any]:
 
 
 def _items(value: Any) -> Iterator[Any]:
-    """Yield what a value holds directly."""
     if isinstance(value, dict):
         yield from value.values()
     elif isinstance(value, list | set | tuple):
@@ -423,7 +384,6 @@ def _items(value: Any) -> Iterator[Any]:
 
 
 def _contents(cell: types.CellType) -> list[Any]:
-    """Return the content of a closure's cell; nothing before it is set."""
     try:
         return [cell.cell_contents]
     except ValueError:

@@ -20,17 +20,9 @@ _CAPACITY = 10_000
 
 
 class Server:
-    """Receives calls, which wait until they are answered, in order for each slot.
+    """Receives calls, which wait until they are answered, in order for each slot."""
 
-    Methods are queue operations, because Python handlers would each block a thread.
-
-    Args:
-        address: host and port to listen on.
-        num_slots: number of slots, each with one caller.
-
-    Raises:
-        tf.errors.OpError: if the address is not available.
-    """
+    # Methods are queue operations, because Python handlers would each block a thread.
 
     def __init__(self, address: str, num_slots: int):
         with tf.device("CPU:0"):
@@ -71,23 +63,13 @@ class Server:
 
 
 def _close(queues: Sequence[tf.queue.FIFOQueue]) -> None:
-    """End all waiting calls with an error."""
     with tf.init_scope():  # garbage collection may run while a function is traced
         for queue in queues:
             queue.close(cancel_pending_enqueues=True)
 
 
 class Client:
-    """Calls one server, eagerly and within functions.
-
-    Args:
-        address: address of the server.
-        name: name of this client, unique in the process.
-        seconds: seconds that a call may take.
-
-    Raises:
-        tf.errors.OpError: if the server does not answer within that time.
-    """
+    """Calls one server, eagerly and within functions."""
 
     def __init__(self, address: str, name: str, seconds: float):
         with tf.device("CPU:0"):
@@ -98,13 +80,7 @@ class Client:
     def call(
         self, slot: int, words: tf.Tensor, seconds: float = 0.0
     ) -> tuple[tf.Tensor, tf.Tensor, tf.Tensor]:
-        """Return the error's code, or 0, its text, and the reply.
-
-        Args:
-            slot: slot of the caller.
-            words: message, int32 `[w]`.
-            seconds: time limit; 0 for that of the client.
-        """
+        """Return the error's code, or 0, its text, and the reply."""
         with tf.device("CPU:0"):
             message = tf.bitcast(words, tf.float32)
             result = self._client.call(

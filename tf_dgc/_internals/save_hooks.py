@@ -25,10 +25,7 @@ _CLOSED_LAST = {
 
 
 def closed_last() -> Any | None:
-    """Return the file that Keras closes last, if it is saving among our callers.
-
-    It is a `zipfile.ZipFile`, or one of the stores of `saving_lib`.
-    """
+    """Return the zip file or store that Keras, among our callers, closes last."""
     frame = _caller(_CLOSED_LAST)
     return None if frame is None else frame.f_locals[_CLOSED_LAST[frame.f_code]]
 
@@ -39,10 +36,7 @@ def is_saving_hdf5() -> bool:
 
 
 def call_when_closed(file: Any, call: Callable[[BaseException | None], None]) -> None:
-    """Call a function once, when a file or store has been closed.
-
-    Its argument is the error that closed the file, or None.
-    """
+    """Call once, with the error or None, when a file or store has been closed."""
     if "close" in vars(file):
         return
     before = sys.exc_info()[1]  # a program may save because of an error
@@ -61,11 +55,9 @@ def call_when_closed(file: Any, call: Callable[[BaseException | None], None]) ->
 
 
 def call_when_checkpoint_is_written(call: Callable[[], None]) -> None:
-    """Call a function when the `tf.train.Checkpoint` among our callers is written.
-
-    The manager's record is written before (`Checkpoint._write`). Does nothing without a
-    checkpoint, or if it is written asynchronously.
-    """
+    """Call a function when the `tf.train.Checkpoint` among our callers is written."""
+    # The manager's record is written before (`Checkpoint._write`). Does nothing without
+    # a checkpoint, or if it is written asynchronously.
     frame = _caller({tf.train.Checkpoint._write.__code__})
     options = None if frame is None else frame.f_locals["options"]
     if options is None or options.experimental_enable_async_checkpoint:
@@ -127,10 +119,9 @@ _REMARK = "REMARK"
 
 
 class CheckpointHooks(keras.optimizers.Optimizer):
-    """Calls methods of an optimizer before it is saved or restored by TensorFlow.
+    """Calls methods of an optimizer before it is saved or restored by TensorFlow."""
 
-    TensorFlow calls `_trackable_children` of every object first.
-    """
+    # TensorFlow calls `_trackable_children` of every object first.
 
     def in_checkpoint(self) -> None:
         """Run before a checkpoint reads anything."""
@@ -179,22 +170,15 @@ def _caller(codes: Container[CodeType]) -> FrameType | None:
 
 
 def read_when_saved(read: Callable[[], Any], dtype: str, device: str) -> Any:
-    """Return a value for `_serialize_to_tensors` that is read only when it is saved.
-
-    Restoring calls `_serialize_to_tensors` too, for names and dtypes only
-    (`saveable_object.SaveSpec`).
-    """
+    """Return a value for `_serialize_to_tensors` that is read only when it is saved."""
+    # Restoring calls it too, for names and dtypes only (`saveable_object.SaveSpec`).
     return saveable_object.SaveSpec(
         lambda: tf.constant(read()), "", "", tf.as_dtype(dtype), device
     )
 
 
 def join_save(model: keras.Model) -> None:
-    """Read the values that Keras reads to save a model, in its order; write nothing.
-
-    While another worker saves, this takes part in the collectives that read values of
-    all workers.
-    """
+    """Read what Keras reads to save a model, in its order, and write nothing."""
     _save_state(model, _NoStore())
 
 
@@ -217,8 +201,6 @@ def _save_state(model: keras.Model, store: saving_lib.H5IOStore) -> None:
 
 
 class _NoStore(saving_lib.H5IOStore):
-    """A store that ignores all values."""
-
     def __init__(self) -> None:
         pass  # the base class would open a file
 

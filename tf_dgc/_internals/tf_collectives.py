@@ -52,11 +52,9 @@ def launch_all_reduce(launcher: Any, tensor: tf.Tensor) -> tf.Tensor:
 
 
 def abort_message(collective_ops: Any, seconds: float) -> str:
-    """Return why TensorFlow has ended the collectives of this worker, or "".
-
-    TensorFlow keeps the first reason, and every later collective fails with it. This
-    launches one; if it does not fail, it times out, which ends all others.
-    """
+    """Return why TensorFlow has ended the collectives of this worker, or ""."""
+    # TensorFlow keeps the first reason, and every later collective fails with it. This
+    # launches one; if it does not fail, it times out, which ends all others.
     options = tf.distribute.experimental.CommunicationOptions(timeout_seconds=seconds)
     messages = []
 
@@ -74,33 +72,24 @@ def abort_message(collective_ops: Any, seconds: float) -> str:
 
 
 def reuse_collective_keys(collective_ops: Any) -> "Counters":
-    """Reuse one key for all collectives of the same kind, dtype and shape.
-
-    TensorFlow gives every execution a new key (`_next_instance_key`) and never frees
-    it: each costs memory for the life of the process, and a round trip to the first
-    worker. It does so when Python calls a function
-    (`FuncGraph.capture_call_time_value`), which fails for a function called within a
-    `tf.while_loop`, as in Keras's `steps_per_execution`.
-
-    A key derived from the tensor is the same on all workers, whenever each of them
-    traces. A launcher's collectives run one after the other (`_ordering_token`), so no
-    key is in use when it is reused.
-
-    Returns:
-        Counters of the collectives that this worker has started and finished so far.
-    """
+    """Reuse one key for collectives of the same kind, dtype and shape; count them."""
+    # TensorFlow gives every execution a new key (`_next_instance_key`) and never frees
+    # it: each costs memory, and a round trip to the first worker. It does so when
+    # Python calls a function (`FuncGraph.capture_call_time_value`), which fails within
+    # `tf.while_loop`, as in Keras's `steps_per_execution`. A key derived from the
+    # tensor is the same on all workers, whenever each traces. A launcher's collectives
+    # run one after the other (`_ordering_token`), so no key is in use when it is
+    # reused.
     counters = [_count_collectives(launcher) for launcher in launchers(collective_ops)]
     return counters[0]  # all local replicas take part in the same collectives
 
 
 class Counters:
-    """Number of collectives of a launcher that started and finished, and a pending key.
+    """Number of a launcher's collectives that started and finished; pending key."""
 
-    All three numbers are in one variable. So a collective counts as started only when
-    the previous one has finished, and the pending one is always the last one started.
-    The third number is the key of the pending collective: its start adds the key, and
-    its end subtracts it.
-    """
+    # All three are in one variable, so a collective counts as started only when the
+    # previous one has finished. Its start adds its key to the third number, its end
+    # subtracts it.
 
     def __init__(self) -> None:
         self._counts = local_variable([0, 0, 0], tf.int64)
@@ -110,11 +99,9 @@ class Counters:
         return [int(count) for count in self._counts.read_value().numpy()[:2]]
 
     def pending_key(self) -> int:
-        """Return the key of the collective that has started and not finished, or 0.
-
-        A collective that an error ended never finishes: its key stays in the sum. Any
-        thread may call this at any time.
-        """
+        """Return the key of the collective that has started and not finished, or 0."""
+        # A collective that an error ended never finishes: its key stays in the sum. Any
+        # thread may call this at any time.
         return int(self._counts.read_value().numpy()[2])
 
     def start(self, tensor: tf.Tensor, key: tf.Tensor) -> tf.Tensor:
@@ -146,38 +133,24 @@ class Counters:
 
 
 class TracedCollective(NamedTuple):
-    """A collective that was traced.
+    """A collective that was traced."""
 
-    Attributes:
-        kind: name of its kind, such as "all_reduce".
-        dtype: name of the dtype of its tensor.
-        shape: shape of its tensor, as text.
-        places: file, line and function of each stack frame where it was traced, the
-            innermost first; empty if it was executed eagerly.
-    """
-
-    kind: str
-    dtype: str
-    shape: str
-    places: Sequence[tuple[str, int, str]]
+    kind: str  # name of its kind, such as "all_reduce"
+    dtype: str  # name of the dtype of its tensor
+    shape: str  # shape of its tensor, as text
+    places: Sequence[tuple[str, int, str]]  # file, line, function; innermost first
 
 
 _traced_collectives: dict[int, TracedCollective] = {}  # by key, of all launchers
 
 
 def find_collective(key: int) -> TracedCollective | None:
-    """Return the collective with this key; None if its shape was known at run time.
-
-    If several share a key, the one that was traced last.
-    """
+    """Return the collective with this key; None if its shape was known at run time."""
     return _traced_collectives.get(key)
 
 
 def record_collective(kind: str, tensor: tf.Tensor, key: tf.Tensor) -> None:
-    """Store the collective that a key belongs to, for `find_collective`.
-
-    This runs when a step is traced; in eager code only the first call has an effect.
-    """
+    """Store what a key belongs to, when a step is traced, for `find_collective`."""
     number = tf.get_static_value(key)
     if number is None or (
         tf.executing_eagerly() and int(number) in _traced_collectives
@@ -224,12 +197,10 @@ def _count_collectives(launcher: Any) -> Counters:
 def wrap_launches(
     collective_ops: Any, all_reduce: Callable[..., Any], all_gather: Callable[..., Any]
 ) -> None:
-    """Launch every collective between CPUs by these functions.
-
-    Collectives between GPUs, which have connections of their own, are not changed. Both
-    get a function that launches one collective, and a tensor; `all_gather` also gets
-    the number of replicas.
-    """
+    """Launch every collective between CPUs by these functions."""
+    # Those between GPUs, which have connections of their own, are not changed. Both get
+    # a function that launches one collective, and a tensor; `all_gather` also the
+    # number of replicas.
     for launcher in launchers(collective_ops):
         if "GPU" not in launcher._device:
             _wrap_launches(launcher, all_reduce, all_gather)
@@ -259,12 +230,9 @@ def kinds_of_collectives(collective_ops: Any) -> set[tuple]:
 
 
 def collective_key(kind: str, tensor: tf.Tensor) -> tf.Tensor:
-    """Return the key of a collective, scalar int32.
-
-    It is a hash of kind, dtype and shape, the same whether the shape is known while
-    tracing or not. If two shapes of a model collide, with a probability of 10^-9,
-    TensorFlow rejects the second.
-    """
+    """Return the key of a collective, scalar int32: a hash of kind, dtype and shape."""
+    # If two shapes of a model collide, with a probability of 10^-9, TensorFlow rejects
+    # the second.
     name = zlib.crc32(f"{kind} {tensor.dtype.name}".encode())
     with tf.device("CPU:0"):
         if tensor.shape.is_fully_defined():
@@ -291,19 +259,13 @@ Members = tuple[int, ...]
 
 
 class GroupLauncher:
-    """Launches the collectives of one replica in one group.
+    """Launches the collectives of one replica in one group."""
 
-    TensorFlow numbers groups in each process (`CollectiveKeys`), so that different
-    groups would get the same key; here a group's key is derived from its members. The
-    collectives of all groups of a replica, and of its strategy, run in one order
-    (`_ordering_token`): two at once with the same key would get each other's values.
-
-    Args:
-        launcher: TensorFlow's `CollectiveReplicaLauncher` of the replica.
-        members: indices of the replicas of the group, ascending.
-        rank: index of this replica among the members.
-        lane: number of the background lane; 0 for the steps themselves.
-    """
+    # TensorFlow numbers groups in each process (`CollectiveKeys`), so that different
+    # groups would get the same key; here a group's key is derived from its members. The
+    # collectives of all groups of a replica run in one order (`_ordering_token`): two
+    # at once with the same key would get each other's values. `lane` is 0 for the steps
+    # themselves.
 
     def __init__(self, launcher: Any, members: Members, rank: int, lane: int = 0):
         self._launcher = launcher
@@ -331,10 +293,8 @@ class GroupLauncher:
         return self._move("spread", tensor, collective_ops.all_to_all_v2)
 
     def broadcast(self, tensor: tf.Tensor, source: int) -> tf.Tensor:
-        """Launch one `CollectiveBcastSendV2` or `CollectiveBcastRecvV2`.
-
-        The source is part of the key: TensorFlow keeps the first source of a key.
-        """
+        """Launch one `CollectiveBcastSendV2` or `CollectiveBcastRecvV2`."""
+        # The source is part of the key: TensorFlow keeps the first source of a key.
 
         def launch(values: tf.Tensor, *keys: Any, **options: Any) -> tf.Tensor:
             del options["ordering_token"]  # not supported by this collective
@@ -353,18 +313,13 @@ class GroupLauncher:
         return self._move(f"broadcast of {source}", tensor, launch)
 
     def _pass_token(self) -> list[tf.Operation]:
-        """Return an operation between all collectives so far and the next ones.
-
-        TensorFlow orders all operations that use the token.
-        """
+        """Return an operation between all collectives so far and the next ones."""
         done = self._launcher._ordering_token.assign_add(0.0, read_value=False)
         return [] if done is None else [done]
 
     def _move(self, kind: str, tensor: tf.Tensor, launch: Callable) -> tf.Tensor:
-        """Launch a collective that moves values and does not add them.
-
-        TensorFlow has none of these for bfloat16, whose bits are sent as float16.
-        """
+        """Launch a collective that moves values and does not add them."""
+        # TensorFlow has none of these for bfloat16, whose bits are sent as float16.
         if tensor.dtype != tf.bfloat16:
             return self._launch(kind, tensor, launch)
         moved = self._launch(kind, tf.bitcast(tensor, tf.float16), launch)
@@ -396,12 +351,9 @@ def group_key(members: Sequence[int], lane: int = 0) -> int:
 
 
 def in_lane(collective_ops: Any, lane: int) -> Any:
-    """Return another `CollectiveAllReduce` of the same replicas, for a background lane.
-
-    It has its own group key and ordering tokens, so that its collectives are separate
-    from others and do not wait for them. Lanes have numbers from 1, equal on all
-    workers.
-    """
+    """Return another `CollectiveAllReduce` of these replicas, for a background lane."""
+    # It has its own group key and ordering tokens, so that its collectives do not wait
+    # for others. Lanes have numbers from 1, equal on all workers.
     keys = cross_device_utils.CollectiveKeys(group_key_start=group_key((), lane))
     stock = collective_ops
     return CollectiveAllReduce(
@@ -441,10 +393,7 @@ def is_default(strategy: tf.distribute.Strategy | None) -> bool:
 
 
 def collective_ops_of(strategy: tf.distribute.Strategy) -> Any | None:
-    """Return the strategy's `CollectiveAllReduce`, or None if it has none.
-
-    `MirroredExtended._collective_ops` exists in addition to the user's reduction.
-    """
+    """Return the strategy's `CollectiveAllReduce`, or None if it has none."""
     for ops in (
         get_cross_device_ops(strategy),
         getattr(strategy.extended, "_collective_ops", None),
@@ -465,10 +414,7 @@ def wrap_variable_creation(
 def check_updates(
     strategy: tf.distribute.Strategy, reject: Callable[[tf.Variable], None]
 ) -> None:
-    """Call `reject`, which raises, if an optimizer updates another scope's variable.
-
-    TensorFlow only asserts that it is a `DistributedVariable` (`extended.update`).
-    """
+    """Call `reject`, which raises, if an optimizer updates another scope's variable."""
     stock = strategy.extended.update
 
     def update(var: Any, *args: Any, **kwargs: Any) -> Any:
@@ -482,13 +428,11 @@ def check_updates(
 
 
 def allow_conditions(strategy: tf.distribute.Strategy) -> None:
-    """Allow Keras's stock optimizers to reduce and update within conditions.
-
-    For gradient accumulation and `ema_overwrite_frequency` Keras builds a condition in
-    each replica. Within it TensorFlow raises in `merge_call`, because replicas cannot
-    meet there. TensorFlow has another implementation (`_use_merge_call`), in which each
-    replica launches its own collectives and updates its own copies.
-    """
+    """Allow Keras's stock optimizers to reduce and update within conditions."""
+    # For gradient accumulation and `ema_overwrite_frequency` Keras builds a condition
+    # in each replica. Within it TensorFlow raises in `merge_call`, because replicas
+    # cannot meet there; without `_use_merge_call` each replica launches its own
+    # collectives and updates its own copies.
     extended = strategy.extended
     stock_merges, stock_ops = extended._use_merge_call, extended._get_cross_device_ops
     stock_reduce = extended._replica_ctx_all_reduce
@@ -509,7 +453,6 @@ def allow_conditions(strategy: tf.distribute.Strategy) -> None:
 
 
 def _is_in_condition() -> bool:
-    """Whether a replica is being traced within a condition of its own."""
     thread, graph = threading.current_thread(), tf.compat.v1.get_default_graph()
     if not isinstance(thread, mirrored_run._MirroredReplicaThread) or thread.in_eager:
         return False
@@ -530,14 +473,7 @@ def per_replica(values: Sequence[Any]) -> Any:
 
 
 class WorkerGroup:
-    """Eager collectives of one CPU of every worker, one after the other.
-
-    Uses the keys of the strategy (`CollectiveKeys`).
-
-    Attributes:
-        size: number of workers.
-        is_first: whether this worker is the source of broadcasts (`_is_chief`).
-    """
+    """Eager collectives of one CPU of every worker, one after the other."""
 
     def __init__(self, strategy: tf.distribute.MultiWorkerMirroredStrategy):
         extended = strategy.extended
@@ -569,18 +505,10 @@ def replace_initial_values(
     synchronize: Callable[[tf.Tensor, str], tf.Tensor],
     stock_broadcast: Callable[[Callable[[], tf.Tensor]], tf.Tensor],
 ) -> None:
-    """Replace the broadcast of the first worker's initial values by a function.
-
-    The broadcast is in
-    `CollectiveAllReduceExtended._get_variable_creator_initial_value`.
-
-    Args:
-        strategy: strategy of several workers, changed in place.
-        synchronize: function of this worker's initial value, a tensor, and the
-            variable's name; returns the value to use.
-        stock_broadcast: function that calls the broadcast, if a graph creates the
-            variable or it does not contain numbers.
-    """
+    """Replace the broadcast of the first worker's initial values by a function."""
+    # It is in `CollectiveAllReduceExtended._get_variable_creator_initial_value`, and
+    # stays (`stock_broadcast`) if a graph creates the variable or it does not contain
+    # numbers.
     stock = strategy.extended._get_variable_creator_initial_value
 
     def creator(replica_id: int, device: Any, primary_var: Any, **kwargs: Any) -> Any:

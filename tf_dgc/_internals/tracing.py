@@ -26,10 +26,7 @@ _TRACING = func_graph.__file__  # `func_graph_from_py_func` calls the Python fun
 
 
 def is_executing(frames: Iterable[FrameType]) -> bool:
-    """Whether one of these innermost frames of threads may be in TensorFlow's runtime.
-
-    A call of the runtime returns when the operation, or the function, has ended.
-    """
+    """Whether one of these innermost frames of threads may be in TensorFlow."""
     return any(f.f_code.co_filename.startswith(_TENSORFLOW) for f in frames)
 
 
@@ -42,11 +39,9 @@ def uses_onednn() -> bool:
 
 
 def leave_unordered(result: tf.Tensor) -> None:
-    """Let the operation of a tensor run as soon as its inputs are available.
-
-    A stateful operation without a resource would otherwise wait for all earlier ones
-    (`AutomaticControlDependencies`).
-    """
+    """Let the operation of a tensor run as soon as its inputs are available."""
+    # A stateful operation without a resource would otherwise wait for all earlier ones
+    # (`AutomaticControlDependencies`).
     if not isinstance(result, ops.EagerTensor):
         manager = result.graph.experimental_acd_manager
         if manager is not None:  # within a `tf.function`

@@ -256,7 +256,6 @@ def _worker_numbers(
 
 
 def _inner_optimizer(model: keras.Model) -> keras.optimizers.Optimizer:
-    """Return an unbuilt copy of the model's optimizer, without wrappers."""
     optimizer = getattr(model, "optimizer", None)
     if isinstance(optimizer, keras.optimizers.LossScaleOptimizer):
         optimizer = optimizer.inner_optimizer
@@ -270,13 +269,7 @@ def _inner_optimizer(model: keras.Model) -> keras.optimizers.Optimizer:
 
 
 def measured_links(strategy: tf.distribute.Strategy) -> LinkSpeeds:
-    """Return the measured parameters of the links, as "auto" measures them.
-
-    All workers call it.
-
-    Raises:
-        ValueError: for a strategy with one worker.
-    """
+    """Return measured links, as `collective="auto"` does; all workers call it."""
     if strategy.num_replicas_in_sync == 1:
         raise ValueError(
             "`strategy` must have two or more workers, to measure the links between "
@@ -304,22 +297,8 @@ _TEXT_WORDS = 32
 def create_batch(
     model: keras.Model, batch_size: int, length: int | None = None, seed: int = 0
 ) -> Any:
-    """Return random inputs: normal numbers, valid integers, and texts of known words.
-
-    Args:
-        model: model with known inputs, such as a functional one.
-        batch_size: number of examples.
-        length: length of axes without a fixed length, and number of words of a text;
-            None if there are no such axes, and for 32 words.
-        seed: seed of the random numbers.
-
-    Returns:
-        Tensors with the structure of the model's inputs.
-
-    Raises:
-        ValueError: for a model that does not define its inputs, or with axes of no
-            fixed length without `length`.
-    """
+    """Return random inputs: normal numbers, valid integers, texts of known words."""
+    # `length` is that of axes without a fixed one, and the number of words of a text.
     if length is not None:
         length = check_whole("length", length)
     inputs = _inputs(model)
@@ -356,7 +335,6 @@ def create_batch(
 
 
 def _inputs(model: keras.Model) -> Any:
-    """Return a model's symbolic inputs, or None."""
     if isinstance(model, keras.Sequential):
         return model.inputs[0] if model.built and model.inputs else None
     return getattr(model, "input", None)
@@ -369,7 +347,6 @@ def _max_integer(model: keras.Model) -> int:
 
 
 def _known_words(model: keras.Model) -> list[str]:
-    """Return the words that all text layers know, or made-up ones."""
     vocabularies = [
         set(map(str, layer.get_vocabulary(include_special_tokens=False)))
         for layer in _layers_of(
@@ -385,7 +362,6 @@ def _layers_of(model: keras.Model, *classes: type) -> list[Any]:
 
 
 def _all_layers(layer: keras.Layer) -> Iterator[keras.Layer]:
-    """Yield a layer and all layers in it."""
     yield layer
     for part in getattr(layer, "layers", ()):
         yield from _all_layers(part)

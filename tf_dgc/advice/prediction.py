@@ -24,21 +24,13 @@ _SLOWEST = 1e4  # bit/s, lower end of the search for the turning point
 
 
 class Prediction(NamedTuple):
-    """Predicted step of one method with some number of workers.
-
-    Attributes:
-        timing: the method and its step on one worker.
-        num_workers: number of workers.
-        collective: name of the algorithm that `collective="auto"` would choose.
-        seconds: seconds of a step, averaged over the period of local steps.
-        sent: bytes that a worker sends per step, averaged likewise.
-    """
+    """Predicted step of one method with some number of workers."""
 
     timing: StepTiming
     num_workers: int
-    collective: str
-    seconds: float
-    sent: float
+    collective: str  # name of the algorithm that `collective="auto"` would choose
+    seconds: float  # seconds of a step, averaged over the period of local steps
+    sent: float  # bytes that a worker sends per step, averaged likewise
 
     @property
     def name(self) -> str:
@@ -52,19 +44,11 @@ def links_of(
     speeds: Sequence[float] = (0.0, 0.0, 0.0),
     sharing: float = 1.0,
 ) -> LinkSpeeds:
-    """Return the parameters of links with a known bandwidth and latency.
-
-    A worker requests another one's data when a collective begins, so each collective
-    begins with half a round trip, as measured links do. Processing of bytes overlaps
-    with the transfer of later ones.
-
-    Args:
-        bandwidth: bits per second of each worker's link, in both directions at once.
-        latency: seconds of a round trip, as reported by `ping`.
-        speeds: seconds per byte of merging, decoding and rounding, as
-            `autotune.local_speeds` measures them.
-        sharing: number of workers that share one machine's processors.
-    """
+    """Return links of `bandwidth` bits/s and a round trip of `latency` seconds."""
+    # A worker requests another one's data when a collective begins, so each begins with
+    # half a round trip, as measured links do. Processing of bytes overlaps with the
+    # transfer of later ones. `speeds` are seconds per byte, as `autotune.local_speeds`
+    # measures them.
     half = latency / 2
     per_byte = max(_seconds_per_byte(bandwidth, latency), sharing * PER_BYTE)
     links = LinkSpeeds(LAUNCH + half, ROUND + half, per_byte, *speeds)
@@ -111,11 +95,8 @@ def best_prediction(predictions: Sequence[Prediction]) -> Prediction:
 
 
 def reliable_up_to(links: LinkSpeeds, round_trip: float) -> float:
-    """Return the bandwidth in bits/s up to which predictions depend on it.
-
-    On faster links the processing time per byte dominates, which is a constant fitted
-    on other machines.
-    """
+    """Return the bandwidth in bits/s up to which predictions depend on it."""
+    # On faster links the processing time per byte dominates, fitted on other machines.
     short, long = (
         8 / (goodput * _min_per_byte(links)) for goodput in (_GOODPUT, _LONG_GOODPUT)
     )
@@ -128,11 +109,9 @@ def turning_point(
     links: LinkSpeeds,
     round_trip: float,
 ) -> float:
-    """Return the bandwidth in bits/s from which on dense steps are advised.
-
-    Returns 0 if they are advised at any bandwidth, and infinity if at none up to
-    `reliable_up_to`. `timings` are in the order of preference, the dense one first.
-    """
+    """Return the bandwidth in bits/s from which on dense steps are advised."""
+    # 0 if at any, infinity if at none up to `reliable_up_to`. `timings` are in the
+    # order of preference, the dense one first.
 
     def compression_pays(bandwidth: float) -> bool:
         replaced = _with_bandwidth(links, round_trip, bandwidth)

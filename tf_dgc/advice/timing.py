@@ -30,48 +30,25 @@ _TURNS = 3
 
 
 class Candidate(NamedTuple):
-    """A method that `advise` compares.
-
-    Attributes:
-        name: name, as in `advise(methods=...)`.
-        wrap: function that returns the optimizer to time, given an inner optimizer.
-        period: number of steps between two exchanges.
-        code: code for the user's script, where `optimizer` was.
-    """
+    """A method that `advise` compares."""
 
     name: str
     wrap: Callable[[keras.optimizers.Optimizer], keras.optimizers.Optimizer]
-    period: int = 1
-    code: str = "optimizer"
+    period: int = 1  # number of steps between two exchanges
+    code: str = "optimizer"  # code for the user's script, where `optimizer` was
 
 
 class StepTiming(NamedTuple):
-    """A method's step on one worker, without waiting for others.
-
-    Attributes:
-        candidate: the method.
-        seconds: seconds of a step: forward and backward pass, compression, decoding of
-            the worker's own words, and update.
-        requests: function that returns the step's requests, given a number of workers.
-        merges: whether algorithms that merge entries on the way can carry them.
-    """
+    """A method's step on one worker with its own words, without waiting for others."""
 
     candidate: Candidate
-    seconds: float
-    requests: Callable[[int], list[RequestSize]]
-    merges: bool = False
+    seconds: float  # a step on one worker, with its own words
+    requests: Callable[[int], list[RequestSize]]  # by number of workers
+    merges: bool = False  # whether algorithms that merge entries can carry them
 
 
 def find_candidates(names: Sequence[str] | str) -> list[Candidate]:
-    """Return candidates by name, after the dense one.
-
-    Args:
-        names: one or more of "dense", "dgc", "dgc SPARSITY", "local_sgd PERIOD", and
-            the methods of `tf-dgc methods`.
-
-    Raises:
-        ValueError: for other names.
-    """
+    """Return candidates by name, after the dense one."""
     names = [names] if isinstance(names, str) else names
     return [_find(name) for name in dict.fromkeys([DENSE, *names])]
 
@@ -132,12 +109,10 @@ def time_steps(
     candidates: Sequence[Candidate],
     budget: float,
 ) -> list[StepTiming]:
-    """Time a step of each candidate and restore the model's variables.
-
-    The steps of each candidate alternate with dense ones, which show how fast the
-    machine was meanwhile. The loss is the mean square of the outputs. `candidates`
-    begin with the dense one; `budget` is seconds for all steps, without tracing.
-    """
+    """Time candidates for `budget` seconds; restore the model's variables."""
+    # The steps of each candidate alternate with those of the first, the dense one,
+    # which show how fast the machine was meanwhile. The loss is the mean square of the
+    # outputs.
     first, *others = candidates
     seconds_each = budget / max(1, len(others)) / 2
     with _restored(model):
@@ -165,8 +140,6 @@ def _time_ratio(steps: "_Steps", reference: "_Steps", seconds: float) -> float:
 
 
 class _Steps:
-    """Traced steps of a model with an optimizer."""
-
     def __init__(
         self, model: keras.Model, data: Any, optimizer: keras.optimizers.Optimizer
     ):
@@ -225,7 +198,6 @@ def _loss(model: keras.Model, data: Any) -> tf.Tensor:
 
 @contextlib.contextmanager
 def _restored(model: keras.Model) -> Iterator[None]:
-    """Restore the values of all variables on exit."""
     values = [tf.identity(v.value) for v in model.variables]
     try:
         yield

@@ -61,10 +61,6 @@ def main(options: argparse.Namespace) -> int:
 
 
 def _check_single_worker() -> None:
-    """Raise `ValueError` if this is one of several workers.
-
-    All of them would time their steps at once, perhaps on the same processors.
-    """
     tf_config.check_tf_config()
     resolver = tf.distribute.cluster_resolver.TFConfigClusterResolver()
     num_workers = len(workers.addresses(resolver.cluster_spec()))
@@ -90,7 +86,6 @@ def _check_outputs(options: argparse.Namespace) -> None:
 
 
 def _create_model(name: str, imports: Sequence[str]) -> keras.Model:
-    """Return the model of a file or of a function."""
     if os.getcwd() not in sys.path:  # as in a console script
         sys.path.insert(0, os.getcwd())
     for module in imports:

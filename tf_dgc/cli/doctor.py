@@ -68,7 +68,6 @@ def report(state: native_library.NativeLibrary) -> list[tuple[str, str]]:
 
 
 def _onednn() -> str:
-    """Return whether oneDNN is on, and why."""
     value = os.environ.get(onednn.VARIABLE)
     reason = (
         "TensorFlow's default here" if value is None else f"{onednn.VARIABLE}={value}"
@@ -77,7 +76,6 @@ def _onednn() -> str:
 
 
 def _compiler() -> str:
-    """Return the compiler that `custom_ops/builder.py` would use."""
     configured = os.environ.get("CXX", "")
     try:
         command = shlex.split(configured) or ["g++"]

@@ -125,7 +125,6 @@ def _serve(options: argparse.Namespace) -> int:
 
 
 def _missing_workers(script: str, arguments: Sequence[str]) -> str:
-    """Return the error for a missing number of workers."""
     usage = f"tf-dgc run --workers N {script}"
     if not any(a.split("=")[0] == "--workers" for a in arguments):
         return f"the number of workers is missing: {usage}"
@@ -136,7 +135,6 @@ def _missing_workers(script: str, arguments: Sequence[str]) -> str:
 
 
 def _ssh_problem(command: str) -> str | None:
-    """Return why a command cannot be run, or None."""
     try:
         program, *_ = shlex.split(command) or [""]
     except ValueError as error:

@@ -16,14 +16,10 @@ _CHUNK = 1 << 16
 
 @contextlib.contextmanager
 def without_tensorflow_log() -> Iterator[None]:
-    """Hide TensorFlow's log while it is loaded in this context, except fatal errors.
-
-    `TF_CPP_MIN_LOG_LEVEL=3` hides all other lines, but TensorFlow writes some while a
-    library is loaded, before it reads the variable. Another process filters these from
-    standard error, and passes on the rest even if this process is aborted.
-
-    Hides nothing if the user has set the variable, or TensorFlow is loaded already.
-    """
+    """Hide TensorFlow's log while it is loaded in this context, except fatal errors."""
+    # `TF_CPP_MIN_LOG_LEVEL=3` hides other lines, but TensorFlow writes some while a
+    # library is loaded, before it reads the variable. Another process filters these
+    # from standard error, and passes on the rest even if this process is aborted.
     if VARIABLE in os.environ or "tensorflow" in sys.modules:
         yield
         return

@@ -5,12 +5,13 @@ from typing import Any, TypeVar
 
 import tensorflow as tf
 
-from tf_dgc.collectives import CollectiveAlgorithm, Ring, cross_device
+from tf_dgc.collectives import CollectiveAlgorithm, Ring
 from tf_dgc.collectives.algorithm import Rank
 from tf_dgc.collectives.cross_device import (
     CompressedCrossDeviceOps,
-    GroupRequest,
     RoutedAlgorithm,
+    compressed,
+    compressed_cross_device_ops,
     reply_of_single_worker,
 )
 from tf_dgc.collectives.requests import (
@@ -25,6 +26,7 @@ from tf_dgc.collectives.requests import (
     group_members,
 )
 from tf_dgc.multiworker import workers
+from tf_dgc.multiworker.cross_device import GroupRequest, WorkerCrossDeviceOps
 from tf_dgc.multiworker.divergence import ChecksumComparison
 
 Outcome = TypeVar("Outcome")
@@ -55,12 +57,14 @@ class Communicator:
         self,
         strategy: tf.distribute.Strategy,
         algorithm: CollectiveAlgorithm | None = None,
-        hook: CompressedCrossDeviceOps | None = None,
+        hook: WorkerCrossDeviceOps | None = None,
     ):
         self.num_workers: int = strategy.num_replicas_in_sync
-        if hook is None and self.num_workers > 1:
-            hook = cross_device.cross_device_ops(strategy)
-        self._hook = hook
+        self._hook: CompressedCrossDeviceOps | None = None
+        if hook is not None:
+            self._hook = compressed(hook)
+        elif self.num_workers > 1:
+            self._hook = compressed_cross_device_ops(strategy)
         self._algorithm: CollectiveAlgorithm | None = None
         if self._hook and algorithm:
             self.use_algorithm(algorithm.resolve(workers.hosts(strategy)))
@@ -154,6 +158,8 @@ class Communicator:
         return check.leave(True, reply.total, reply.buffers)[0]
 
     def _answer_in_group(self, request: Request) -> Reply:
+        if isinstance(request, DenseOrSparse):
+            return self._answer_dense_or_sparse_in_group(request)
         hook = self._hook
         if hook is None:
             group_members(request, 0, 1)  # raises for an invalid group
@@ -162,6 +168,26 @@ class Communicator:
         group_request = GroupRequest(request, rank.worker, rank.num_workers)
         context = tf.distribute.get_replica_context()
         return context.merge_call(lambda _, r: hook.answer(r), args=(group_request,))
+
+    def _answer_dense_or_sparse_in_group(
+        self, request: DenseOrSparse
+    ) -> DenseOrSparseReply:
+        hook, dense = self._hook, request.dense
+        total = AllReduce(request.vector, request.group)
+        gather = AllGather(request.words, request.group)
+        if hook is None:
+            group_members(gather, 0, 1)  # raises for an invalid group
+            return DenseOrSparseReply(request.vector, request.words[tf.newaxis])
+        rank = self._rank()
+        group_requests = [
+            GroupRequest(x, rank.worker, rank.num_workers) for x in (total, gather)
+        ]
+        context = tf.distribute.get_replica_context()
+        sums, buffers = context.merge_call(
+            lambda _, *args: hook.communicate_in_groups(*args),
+            args=(dense, *group_requests),
+        )
+        return DenseOrSparseReply(sums, buffers)
 
     def _rank(self) -> Rank:
         context = tf.distribute.get_replica_context()

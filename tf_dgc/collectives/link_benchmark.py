@@ -6,9 +6,9 @@ from typing import Any, TypeVar
 import tensorflow as tf
 
 from tf_dgc.collectives.algorithm import Rank
-from tf_dgc.collectives.cross_device import CompressedCrossDeviceOps, cross_device_ops
 from tf_dgc.collectives.requests import Primitive, SendRecv
 from tf_dgc.multiworker import workers
+from tf_dgc.multiworker.cross_device import WorkerCrossDeviceOps, cross_device_ops
 
 Outcome = TypeVar("Outcome")
 
@@ -44,7 +44,7 @@ def run_probe(
 
 
 def _make_function(
-    hook: CompressedCrossDeviceOps, ranks: list[Rank], requests: list[Primitive]
+    hook: WorkerCrossDeviceOps, ranks: list[Rank], requests: list[Primitive]
 ) -> Callable[..., list[tf.Tensor]]:
     """Return a graph function from values to send to the first replica's replies."""
 

@@ -7,7 +7,7 @@ import tensorflow as tf
 
 from tf_dgc._internals import tf_collectives
 from tf_dgc.collectives.algorithm import Rank
-from tf_dgc.collectives.cross_device import cross_device_ops
+from tf_dgc.collectives.cross_device import compressed_cross_device_ops
 from tf_dgc.collectives.gossip import Gossip
 
 
@@ -26,7 +26,7 @@ def gather_from_neighbors(
     def gather_all(strategy: Any, words: Any, round_number: Any, worker: Any) -> Any:
         local = strategy.experimental_local_results
         ranks = [Rank(w, rank.num_workers) for w in local(worker)]
-        hook = cross_device_ops(strategy)
+        hook = compressed_cross_device_ops(strategy)
 
         def gather_in_phase(phase: int) -> list[tf.Tensor]:
             pairs = zip(local(words), ranks, strict=True)

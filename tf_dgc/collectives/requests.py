@@ -1,7 +1,7 @@
-"""Requests for communication, and the replies to them.
+"""Requests of step implementations, and the replies to them.
 
-A step implementation yields lists of requests and receives as many replies. Values that
-must have the same shape and dtype on all participating workers are called *uniform*.
+A step implementation yields lists of requests and receives as many replies. The
+requests that know nothing of compression are those of `multiworker.requests`.
 """
 
 from collections.abc import Generator, Sequence
@@ -11,83 +11,38 @@ import tensorflow as tf
 
 from tf_dgc.codecs.tensor_spec import TensorSpec
 from tf_dgc.conditions import BoolOrTensor
+from tf_dgc.multiworker.requests import (
+    AllGather,
+    AllReduce,
+    AllToAll,
+    Broadcast,
+    Primitive,
+    SendRecv,
+    group_members,
+)
 
-Group: TypeAlias = tuple[int, ...] | None
-"""Indices of the participating workers, ascending; None for all workers."""
-
-
-class AllReduce(NamedTuple):
-    """Request the sum of a tensor over workers.
-
-    The reply has the same shape and dtype, and the same bits on all workers.
-
-    Attributes:
-        values: float or int32 tensor of any shape, uniform.
-        group: participating workers.
-    """
-
-    values: tf.Tensor
-    group: Group = None
-
-
-class AllGather(NamedTuple):
-    """Request the words of all workers.
-
-    The reply is int32 `[num_workers, w]`, a row per worker, the same on all workers.
-
-    Attributes:
-        words: any data as 32-bit words, int32 `[w]`, uniform.
-        group: participating workers.
-    """
-
-    words: tf.Tensor
-    group: Group = None
-
-
-class SendRecv(NamedTuple):
-    """Exchange tensors with one other worker, which must request the same.
-
-    The reply is the partner's tensor.
-
-    Attributes:
-        values: float, int32 or int64 tensor of any shape, uniform.
-        partner: index of the other worker.
-    """
-
-    values: tf.Tensor
-    partner: int
-
-
-class AllToAll(NamedTuple):
-    """Send one row to each worker of a group and receive one from each.
-
-    The reply has the same shape and dtype: row i comes from the group's i-th worker.
-
-    Attributes:
-        rows: one row per worker of the group, in order, `[members, ...]`; float, int32
-            or int64, uniform.
-        group: participating workers.
-    """
-
-    rows: tf.Tensor
-    group: Group = None
-
-
-class Broadcast(NamedTuple):
-    """Request the tensor of one worker of a group.
-
-    The reply has the same shape and dtype, and the same bits on all workers.
-
-    Attributes:
-        values: float, int32 or int64 tensor of any shape, uniform; only the source's
-            entries are used.
-        source: index of the source among all workers.
-        group: participating workers.
-    """
-
-    values: tf.Tensor
-    source: int
-    group: Group = None
+__all__ = [
+    "Aggregation",
+    "AllGather",
+    "AllReduce",
+    "AllToAll",
+    "Broadcast",
+    "BufferLayout",
+    "DenseOrEntries",
+    "DenseOrSparse",
+    "DenseOrSparseReply",
+    "Primitive",
+    "Remainder",
+    "Reply",
+    "Request",
+    "Result",
+    "SendRecv",
+    "SparseEntries",
+    "TensorRequest",
+    "group_members",
+    "position_mask",
+    "to_dense_tensor",
+]
 
 
 class BufferLayout(NamedTuple):
@@ -114,7 +69,7 @@ class DenseOrSparse(NamedTuple):
         words: words to gather, int32 `[w]`, uniform.
         entries: n, where the shapes of both are known only at run time. `words` is then
             at most as many bytes as `vector`.
-        group: participating workers.
+        group: indices of the participating workers, ascending; None for all.
         layout: content of the words, if an algorithm may merge their entries.
         max_bytes: upper bound of the bytes of `words`, if known, where their shape is
             known only at run time.
@@ -124,7 +79,7 @@ class DenseOrSparse(NamedTuple):
     vector: tf.Tensor
     words: tf.Tensor
     entries: int | None = None
-    group: Group = None
+    group: tuple[int, ...] | None = None
     layout: BufferLayout | None = None
     max_bytes: int | None = None
 
@@ -162,9 +117,6 @@ class DenseOrSparseReply(NamedTuple):
 
 TensorRequest: TypeAlias = AllReduce | AllGather
 """Request of a compressor."""
-
-Primitive: TypeAlias = TensorRequest | SendRecv | AllToAll | Broadcast
-"""Request of a collective algorithm."""
 
 Request: TypeAlias = Primitive | DenseOrSparse
 """Request of a step implementation."""
@@ -235,50 +187,3 @@ def to_dense_tensor(values: DenseOrEntries) -> tf.Tensor:
         indices = entries.positions[:, tf.newaxis]
         total = tf.tensor_scatter_nd_add(total, indices, entries.values)
     return total
-
-
-def group_members(request: Request, worker: int, num_workers: int) -> tuple[int, ...]:
-    """Return the workers that take part in a request, ascending.
-
-    Args:
-        request: request of `worker`.
-        worker: index of the requesting worker.
-        num_workers: number of workers, N.
-
-    Raises:
-        ValueError: if the group is not ascending, names a worker that does not exist or
-            lacks this one; if the partner, the source or the number of rows does not
-            fit the group.
-    """
-    if isinstance(request, SendRecv):
-        _check_partner(request.partner, worker, num_workers)
-        low, high = sorted([worker, request.partner])
-        return low, high
-    group = request.group
-    members = tuple(range(num_workers)) if group is None else tuple(group)
-    exist = set(range(num_workers)).issuperset(members)
-    if worker not in members or not exist or sorted(set(members)) != list(members):
-        raise ValueError(
-            "A group must name workers in ascending order, each once, and include the "
-            f"requesting worker. Received: group={group} from worker {worker} of "
-            f"{num_workers}"
-        )
-    if isinstance(request, Broadcast) and request.source not in members:
-        raise ValueError(
-            "A broadcast must come from a worker of the group. Received: "
-            f"source={request.source}, group={list(members)}"
-        )
-    if isinstance(request, AllToAll) and request.rows.shape[0] != len(members):
-        raise ValueError(
-            f"An all-to-all needs a row for each of {len(members)} workers. Received: "
-            f"rows of shape {request.rows.shape}"
-        )
-    return members
-
-
-def _check_partner(partner: int, worker: int, num_workers: int) -> None:
-    if not 0 <= partner < num_workers or partner == worker:
-        raise ValueError(
-            "A send-receive must be requested by both workers of a pair. Received: "
-            f"worker {worker} requests one with worker {partner} of {num_workers}"
-        )

@@ -79,7 +79,8 @@ METHODS: dict[str, type[Compressor]] = {
 
 def __dir__() -> list[str]:
     """Return the public names, without the methods' modules."""
-    modules = (__name__, AllReduce.__module__, pack_bits.__module__)
+    requests = (AllReduce.__module__, Result.__module__)
+    modules = (__name__, *requests, pack_bits.__module__)
     names = [
         name
         for name, value in globals().items()

@@ -10,7 +10,6 @@ from tf_dgc import arguments, compressors, metrics, schedules
 from tf_dgc._internals import keras_optimizers, keras_rules
 from tf_dgc._internals.optimizer_copies import copy_optimizer
 from tf_dgc.collectives import CollectiveAlgorithm, Gossip
-from tf_dgc.collectives.background import BackgroundReduction
 from tf_dgc.collectives.communicator import Communicator
 from tf_dgc.compressors import Compressor, NoCompression
 from tf_dgc.local import averaging, gossip, streaming
@@ -20,6 +19,7 @@ from tf_dgc.local.rounds import RoundCounter
 from tf_dgc.local.streaming import DelayedSynchronizer
 from tf_dgc.local.synchronizer import Synchronizer
 from tf_dgc.local.weights import LocalWeightsOptimizer, SwappedWeights
+from tf_dgc.multiworker.background import BackgroundReduction
 from tf_dgc.multiworker.strategy import prepare
 from tf_dgc.multiworker.worker_variables import PerWorkerVariable, SharedVariable
 from tf_dgc.optimizers import inner_hyperparameters, unsupported, validation

@@ -16,12 +16,12 @@ from tf_dgc import arguments, conditions
 from tf_dgc.arguments import show
 from tf_dgc.codecs.tensor_spec import TensorSpec
 from tf_dgc.collectives import Gossip
-from tf_dgc.collectives.background import BackgroundReduction
 from tf_dgc.compressors import Compressor
 from tf_dgc.conditions import BoolOrTensor
 from tf_dgc.local.averaging import AveragingSynchronizer, parameter_deltas
 from tf_dgc.local.rounds import RoundCounter
 from tf_dgc.local.synchronizer import assign_weights
+from tf_dgc.multiworker.background import BackgroundReduction
 from tf_dgc.multiworker.worker_variables import PerWorkerVariable, SharedVariable
 from tf_dgc.optimizers.state import OptimizerState
 from tf_dgc.optimizers.update import apply_update

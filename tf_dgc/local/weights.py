@@ -9,10 +9,10 @@ import numpy as np
 import tensorflow as tf
 
 from tf_dgc._internals import keras_rules, save_hooks
-from tf_dgc.collectives.background import BackgroundReduction
 from tf_dgc.local.rounds import RoundCounter
 from tf_dgc.local.synchronizer import Synchronizer
 from tf_dgc.multiworker import worker_parts
+from tf_dgc.multiworker.background import BackgroundReduction
 from tf_dgc.multiworker.consensus import wait_for_workers
 from tf_dgc.multiworker.worker_variables import ReplicaCopies
 from tf_dgc.optimizers import validation

@@ -55,18 +55,11 @@ _WHAT_TO_DO = (
 
 
 class Generation(NamedTuple):
-    """The content of a manifest.
-
-    Attributes:
-        number: number of the backup, 1 or more.
-        name: name that no other backup has.
-        workers: entry of each worker, by its index: its `replicas`, its `part`, its
-            `model` file or None, and what `describe_file` returned for its `files`.
-    """
+    """The content of a manifest."""
 
     number: int
-    name: str
-    workers: list[dict[str, Any]]
+    name: str  # name that no other backup has
+    workers: list[dict[str, Any]]  # each with `replicas`, `part`, `model`, `files`
 
     @property
     def num_replicas(self) -> int:
@@ -83,25 +76,15 @@ class Generation(NamedTuple):
 
 
 class TrainingPosition(NamedTuple):
-    """Where training was.
+    """Where training was."""
 
-    Attributes:
-        epoch: number of the epoch to continue with, from 0.
-        batches: number of this epoch's batches that are done.
-        metrics: values of the model's metric variables, if batches are done.
-    """
-
-    epoch: int
-    batches: int
-    metrics: list[Any]
+    epoch: int  # number of the epoch to continue with, from 0
+    batches: int  # number of this epoch's batches that are done
+    metrics: list[Any]  # values of the model's metric variables, if batches are done
 
 
 class BackupFolder:
-    """The backups in a local directory, which all workers see or each has for itself.
-
-    Create it, and call its methods, on every worker. They raise `RuntimeError` if a
-    worker does not come within `TF_DGC_TIMEOUT` seconds.
-    """
+    """The backups in a local directory; all workers create it and call its methods."""
 
     def __init__(self, strategy: tf.distribute.Strategy, directory: pathlib.Path):
         self._strategy, self._directory = strategy, directory
@@ -121,11 +104,8 @@ class BackupFolder:
     # Find and read
 
     def find(self) -> Generation | None:
-        """Return the last backup that all workers can read; None if there is none.
-
-        Raises:
-            ValueError: on all workers, if there are some and none can be read.
-        """
+        """Return the last backup that all workers can read; None if there is none."""
+        # Raises `ValueError` on all workers, if there are some and none can be read.
         generations, unreadable = find_generations(self._directory)
         reports = self._exchange(
             {
@@ -168,7 +148,6 @@ class BackupFolder:
         return None
 
     def _problems(self, generation: Generation) -> dict[str, str]:
-        """Return the problems of all files that any worker needs, on all workers."""
         names = [self._model_file(generation)]
         names += [part for part, _ in self._needed_rows(generation)]
         problems = {
@@ -183,10 +162,7 @@ class BackupFolder:
     def reading(
         self, generation: Generation
     ) -> Iterator[tuple[pathlib.Path, TrainingPosition, worker_parts.PartReader]]:
-        """Yield the weights file of a backup, its position, and the reader of parts.
-
-        Whatever optimizers load within comes from the parts.
-        """
+        """Yield the weights file of a backup, its position, and the reader of parts."""
         path = self.weights_file(generation)
         needed = set(self._needed_rows(generation))
         rows = {
@@ -207,14 +183,12 @@ class BackupFolder:
         return self._directory / self._model_file(generation)
 
     def _needed_rows(self, generation: Generation) -> list[tuple[str, int]]:
-        """Return part and row of the replicas that this worker needs."""
         rows = generation.rows()
         if generation.num_replicas == self._strategy.num_replicas_in_sync:
             return [rows[replica] for replica in self._replicas()]
         return list(rows.values())
 
     def _model_file(self, generation: Generation) -> str:
-        """Return the file with the weights, preferably this worker's."""
         files = [worker["model"] for worker in generation.workers]
         own_file = files[self._worker] if len(files) == self._num_workers else None
         return own_file or next(filter(None, files))
@@ -222,16 +196,7 @@ class BackupFolder:
     # Write
 
     def write(self, model: keras.Model, position: TrainingPosition, keep: int) -> None:
-        """Write a backup, and remove older ones when it is complete.
-
-        Args:
-            model: Keras model, with the state of its optimizer.
-            position: position of the training.
-            keep: number of backups that stay, including this one.
-
-        Raises:
-            OSError: if a file cannot be written; with several workers, `RuntimeError`.
-        """
+        """Write a backup; then remove all but `keep`, counting this one."""
         self._last_number += 1
         average_statistics(model)
         with saving.raise_on_all_workers(self._strategy, self._directory):
@@ -251,7 +216,6 @@ class BackupFolder:
     def _write_part(
         self, model: keras.Model, position: TrainingPosition
     ) -> dict[str, Any]:
-        """Write this worker's files; return its entry in the manifest."""
         number, directory = self._last_number, self._directory
         name = self._name(number)
         part = part_name(number, self._worker)
@@ -290,11 +254,9 @@ class BackupFolder:
 
     @property
     def _writes_shared_files(self) -> bool:
-        """Whether this worker writes the weights and the manifest to its directory."""
         return self._worker == 0 or not self._shared
 
     def _replicas(self) -> range:
-        """Return the indices of this process's replicas among all."""
         per_worker = self._strategy.num_replicas_in_sync // self._num_workers
         return range(self._worker * per_worker, (self._worker + 1) * per_worker)
 
@@ -308,7 +270,6 @@ class BackupFolder:
 
 
 def _describe_report(report: dict[str, Any]) -> str:
-    """Return which backups a worker has, for an error."""
     names = " and ".join(map(repr, report["names"].values()))
     backups = f"backup {names}" if names else "no backup"
     return f"{report['worker']} has {backups} in {report['directory']!r}"
@@ -392,10 +353,8 @@ def file_problem(
 
 
 def remove_generations(directory: pathlib.Path, keep: Iterable[int], last: int) -> None:
-    """Remove all files, complete or not, of generations 0 to `last` but those to keep.
-
-    Manifests go first, so that what is left after an interruption is ignored.
-    """
+    """Remove all files, complete or not, of generations 0 to `last` but `keep`."""
+    # Manifests go first: what is left after an interruption is ignored.
     numbers = set(range(last + 1)) - set(keep)
     old = [path for path in _files(directory) if generation_number(path) in numbers]
     for path in sorted(old, key=lambda p: not _MANIFEST.fullmatch(p.name)):
@@ -439,10 +398,7 @@ def read_position(model: keras.Model, epoch: int, batches: int) -> TrainingPosit
 def write_position(
     model: keras.Model, position: TrainingPosition, name: str, path: pathlib.Path
 ) -> None:
-    """Write a model's weights, as Keras does, and the position of its training.
-
-    Raises `OSError` if the disk does not take all of it.
-    """
+    """Write a model's weights, as Keras does, and the position of its training."""
     with hdf5.writing_hdf5(path) as writing:
         writing.file.attrs["backup"] = name
         save_hooks.save_weights(model, writing.file, writing.check)
@@ -467,11 +423,7 @@ def load_position(path: pathlib.Path) -> TrainingPosition:
 
 
 def per_worker_variables(model: keras.Model) -> dict[str, keras.Variable]:
-    """Return variables that differ between workers, in addition to optimizer state.
-
-    These are the states of `keras.random.SeedGenerator`s, as of `Dropout`, which Keras
-    does not save, and the loss scale.
-    """
+    """Return other variables that differ between workers: seeds, the loss scale."""
     seeds = [v for v in model.variables if v.name == "seed_generator_state"]
     variables = {f"stream {i}": v for i, v in enumerate(seeds)}
     optimizer = model.optimizer
@@ -485,10 +437,8 @@ def per_worker_variables(model: keras.Model) -> dict[str, keras.Variable]:
 
 
 def describe_model(model: keras.Model) -> dict[str, Any]:
-    """Return path, shape and dtype of a model's weights, and its optimizer.
-
-    Seeds and metrics, which a model creates while it trains, are left out.
-    """
+    """Return path, shape and dtype of a model's weights, and its optimizer."""
+    # Seeds and metrics are left out: a model creates them while it trains.
     optimizer = model.optimizer
     text = repr(optimizer)
     if " object at 0x" in text:
@@ -506,12 +456,9 @@ def read_description(path: pathlib.Path) -> dict[str, Any]:
 
 
 def model_differences(saved: dict[str, Any], current: dict[str, Any]) -> list[str]:
-    """Return how a model differs from the saved one, a line for each weight.
-
-    Keras numbers layers without a name, so paths may differ where models do not: two
-    models match if their shapes and dtypes match, in order or by path. An empty `saved`
-    is not compared.
-    """
+    """Return how a model differs from the saved one, a line for each weight."""
+    # Keras numbers layers without a name, so two models match if their shapes and
+    # dtypes match, in order or by path. An empty `saved` is not compared.
     if not saved:
         return []
     before, now = saved["weights"], current["weights"]

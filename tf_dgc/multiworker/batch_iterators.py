@@ -30,11 +30,7 @@ _EXIT_SECONDS = 65.0
 
 
 class DistributedBatches:
-    """A `tf.distribute.DistributedDataset` that a loop of Keras iterates over.
-
-    Attributes:
-        loop: the loop; None before it begins, and for `predict`.
-    """
+    """A `tf.distribute.DistributedDataset` that a loop of Keras iterates over."""
 
     def __init__(self, dataset: Any):
         self._dataset = dataset
@@ -63,10 +59,7 @@ class DistributedBatches:
 
 
 class BatchIterator:
-    """An iterator over the batches of a distributed data set.
-
-    Nothing else may keep a reference to `iterator`, TensorFlow's iterator.
-    """
+    """An iterator over distributed batches; nothing else may refer to `iterator`."""
 
     def __init__(self, batches: DistributedBatches, iterator: Any):
         self.batches = batches
@@ -90,11 +83,8 @@ class BatchIterator:
         return self._peeked[0]
 
     def run(self, function: Callable[[Any], T]) -> T:
-        """Call a function of Keras's trainer with an iterator.
-
-        That is TensorFlow's iterator, or this one if it has a batch that `peek` drew.
-        Raises `StopIteration` if there is no batch left.
-        """
+        """Call a function of Keras's trainer with an iterator."""
+        # That is TensorFlow's iterator, or this one if it has a batch that `peek` drew.
         return function(self) if self._peeked else self._run(function)
 
     def _run(self, function: Callable[[Any], T]) -> T:
@@ -123,10 +113,7 @@ _leaked: list[list[Any]] = []  # iterators that the end of the process destroys
 
 
 def _release(holder: list[Any]) -> None:
-    """Clear a list in a thread.
-
-    Destructors call this, in any thread and within any code, so it takes no lock.
-    """
+    """Clear a list in a thread: destructors call this, so it takes no lock."""
     if not holder:
         return
     _ending.add(id(holder))
@@ -145,10 +132,7 @@ def _clear(holder: list[Any]) -> None:
 
 
 def wait_for_released(seconds: float = _WAIT_SECONDS) -> bool:
-    """Wait until released iterators have ended; return whether they have.
-
-    Until then a Python generator may be producing a batch for one of them.
-    """
+    """Wait until released iterators have ended; return whether they have."""
     released = set(_ending)
     if not released:
         return True

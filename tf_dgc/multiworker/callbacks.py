@@ -216,10 +216,6 @@ class BackupAndRestore(keras.callbacks.Callback):
         )
 
     def _mismatch(self, writer: str, differences: list[str]) -> ValueError:
-        """Return the error for a backup that does not fit the model.
-
-        `writer` is what made the backup; each line of `differences` says what differs.
-        """
         directory = str(self._file.parent)
         listed = "".join(f"\n  {line}" for line in differences)
         return ValueError(
@@ -238,7 +234,6 @@ class BackupAndRestore(keras.callbacks.Callback):
             self._skip(position)
 
     def _skip(self, position: TrainingPosition) -> None:
-        """Draw the batches that are done without training on them."""
         model = self.model
         train_function = model.train_function
         logs: dict[str, Any] = {}
@@ -317,10 +312,7 @@ class BackupAndRestore(keras.callbacks.Callback):
 
 
 def _worker_directory(model: keras.Model) -> str:
-    """Return the subdirectory in which a worker backs up on its own, or "".
-
-    With a parameter server, each worker trains on its own and has state of its own.
-    """
+    """Return the subdirectory of a worker that trains on its own (server), or ""."""
     optimizer = model.optimizer
     candidates = optimizer, getattr(optimizer, "inner_optimizer", None)
     return next(
@@ -346,10 +338,7 @@ def _gist(message: str) -> str:
 
 
 def _check_optimizers_are_built(model: keras.Model) -> None:
-    """Raise `ValueError` for further optimizers whose state would not be loaded.
-
-    The one that the model was compiled with is built before a backup is read.
-    """
+    """Raise `ValueError` for further optimizers whose state would not be loaded."""
     for name, value in vars(model).items():
         is_scaled = isinstance(value, keras.optimizers.LossScaleOptimizer)
         optimizer = value.inner_optimizer if is_scaled else value

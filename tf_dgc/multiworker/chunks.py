@@ -21,17 +21,8 @@ LaunchFunction = Callable[[tf.Tensor], tf.Tensor]
 def chunked_all_reduce(
     launch: LaunchFunction, tensor: tf.Tensor, *, size: int = CHUNK_BYTES
 ) -> tf.Tensor:
-    """Sum a tensor over all replicas, in as many collectives as needed.
-
-    Args:
-        launch: function that sums a tensor in one collective.
-        tensor: tensor of this replica, equal in dtype and shape on all. If the shape is
-            not known while tracing, it is sent whole.
-        size: approximate maximum size of a chunk in bytes.
-
-    Returns:
-        The sum, of the shape of `tensor`.
-    """
+    """Sum a tensor over all replicas, in chunks of about `size` bytes."""
+    # Dtype and shape are equal on all. If the shape is not known yet, it is sent whole.
     count = _count(tensor, size)
     if count <= 1:
         return launch(tensor)
@@ -46,10 +37,7 @@ def chunked_all_reduce_of_unknown_length(
     *,
     size: int = CHUNK_BYTES,
 ) -> tf.Tensor:
-    """Sum a vector, `[n]`, whose length the graph computes, as `chunked_all_reduce`.
-
-    `num_bytes` is its approximate size.
-    """
+    """Sum a vector `[n]` of about `num_bytes` whose length the graph computes."""
     count = -(-num_bytes // size)
     if count <= 1:
         return launch(vector)
@@ -63,10 +51,7 @@ def chunked_all_gather(
     *,
     size: int = CHUNK_BYTES,
 ) -> tf.Tensor:
-    """Concatenate the tensors of all replicas along the first axis, chunk by chunk.
-
-    Args as `chunked_all_reduce`; `launch` concatenates in one collective.
-    """
+    """Concatenate the tensors of all replicas along the first axis, chunk by chunk."""
     count = _count(tensor, size)
     if count <= 1:
         return launch(tensor)
@@ -83,15 +68,8 @@ def chunked_all_gather_of_unknown_length(
     *,
     size: int = CHUNK_BYTES,
 ) -> tf.Tensor:
-    """Concatenate vectors whose length the graph computes, as `chunked_all_gather`.
-
-    Args:
-        launch: function as in `chunked_all_gather`.
-        vector: vector of this replica, `[n]`, n equal on all, and 1 or more.
-        num_replicas: number of replicas that take part.
-        bound: expected maximum size in bytes; above it, chunks get larger.
-        size: approximate maximum size of a chunk in bytes.
-    """
+    """Concatenate vectors `[n]`, n >= 1 computed by the graph and equal on all."""
+    # Above `bound` bytes, chunks get larger than `size`.
     limits: list[int] = []  # above the jth, 2**(j + 1) chunks
     while size << len(limits) < bound:
         limits.append((size << len(limits)) // vector.dtype.size)
@@ -113,10 +91,7 @@ def chunked_all_gather_of_unknown_length(
 def chunked_all_to_all(
     launch: LaunchFunction, rows: tf.Tensor, *, size: int = CHUNK_BYTES
 ) -> tf.Tensor:
-    """Send row i to the ith replica, and return the rows that all sent to this one.
-
-    `rows` are `[members, ...]`; `launch` exchanges rows in one collective.
-    """
+    """Send row i of `[members, ...]` to replica i; return the rows sent to this one."""
     count = _count(rows, size)
     if count <= 1:
         return launch(rows)

@@ -54,21 +54,11 @@ def require_equal(
     purpose: str | None = None,
     seconds: float | None = None,
 ) -> None:
-    """Raise on all workers, naming the differences, unless their descriptions agree.
-
-    Args:
-        strategy: the strategy whose workers are compared.
-        describe: function that returns nested dictionaries and lists of JSON values; it
-            is called only if there are other workers.
-        message: text of the error before the differences.
-        purpose: text for the error if a worker does not come, as `exchange_texts`; None
-            for one that contains this worker's description.
-        seconds: time to wait for the others; None for `TF_DGC_TIMEOUT`.
-
-    Raises:
-        ValueError: on every worker, if two descriptions differ.
-        RuntimeError: if a worker does not come to be compared.
-    """
+    """Raise `ValueError` on all workers, naming differences, unless they agree."""
+    # `describe` returns nested dictionaries and lists of JSON values, and is called
+    # only if there are other workers. `purpose` is text for the error if a worker does
+    # not come within `seconds` (default `TF_DGC_TIMEOUT`); None names this worker's
+    # description.
     if not is_multi_worker(strategy):
         return
     text = json.dumps(describe(), sort_keys=True, default=str)
@@ -111,17 +101,7 @@ def exchange_texts(
     purpose: str,
     seconds: float | None = None,
 ) -> dict[str, str]:
-    """Return the texts of all workers, by name, including this worker's.
-
-    Args:
-        strategy: the strategy whose workers exchange texts.
-        text: text of this worker.
-        purpose: text for the error, to follow "waited for the other workers to".
-        seconds: time to wait for the others; None for `TF_DGC_TIMEOUT`.
-
-    Raises:
-        RuntimeError: as `wait_for_workers`.
-    """
+    """Return the texts of all workers, by name; raise as `wait_for_workers`."""
     if not is_multi_worker(strategy):
         return {"": text}
     number = next(_numbers)
@@ -144,17 +124,9 @@ def exchange_texts(
 def wait_for_workers(
     strategy: tf.distribute.Strategy, purpose: str, seconds: float | None = None
 ) -> None:
-    """Wait until all workers arrive; return at once if there is only one.
-
-    Args:
-        strategy: the strategy whose workers meet.
-        purpose: text for the error, e.g. "read `residual`".
-        seconds: time to wait; None for `TF_DGC_TIMEOUT`.
-
-    Raises:
-        RuntimeError: on every worker that did arrive, if one does not within that time.
-            Collectives pending elsewhere fail with the same message.
-    """
+    """Wait until all workers arrive; return at once if there is only one."""
+    # After `seconds` (default `TF_DGC_TIMEOUT`) all that did arrive raise
+    # `RuntimeError`, and collectives pending elsewhere fail with the same message.
     if not is_multi_worker(strategy):
         return
     seconds = seconds or timeout_seconds()
@@ -166,14 +138,7 @@ def wait_for_workers(
 
 
 def worker_failure(strategy: tf.distribute.Strategy, description: str) -> RuntimeError:
-    """Report to the other workers that this one fails; return the error to raise.
-
-    Collectives that they wait in end with the same message.
-
-    Args:
-        strategy: strategy of the workers.
-        description: text that follows the worker's name.
-    """
+    """Report to the other workers that this one fails; return the error to raise."""
     message = f"tf_dgc: {full_name(strategy, own_name(strategy))} {description}"
     failures.report_failure(message)
     return RuntimeError(message)
@@ -186,7 +151,6 @@ def _barrier_error(
     seconds: float,
     error: tf.errors.OpError,
 ) -> RuntimeError:
-    """Return the error to raise when not all workers arrived at a barrier."""
     reason = failures.find_reason(strategy, str(error.message))
     name = full_name(strategy, own_name(strategy))
     someone_missing = reason and failures.DOES_NOT_COME in reason
@@ -216,8 +180,6 @@ def _barrier_error(
 
 
 def _missing_workers(strategy: tf.distribute.Strategy, barrier: str) -> list[str]:
-    """Return the workers that did not arrive; those that did report it here."""
-
     def has_arrived(name: str) -> bool:
         try:
             return bool(coordination.lookup(f"{barrier}/{name}", _ANSWER_SECONDS))

@@ -29,19 +29,10 @@ _models: weakref.WeakKeyDictionary[keras.Model, None] = weakref.WeakKeyDictionar
 
 @contextlib.contextmanager
 def consensus_weights(model: keras.Model, what: str) -> Iterator[None]:
-    """Give a model the consensus weights within, then this worker's weights again.
-
-    Args:
-        model: Keras model. The optimizers that count are its attributes, and those of
-            other wrapped models with which it shares weights.
-        what: the use: "test", "predict", "save" or "get"; "part" to save a worker's
-            part, which uses only weights that are available locally; or "train", which
-            changes nothing.
-
-    Raises:
-        RuntimeError: if the model is trained while it has the consensus weights, so
-            that the training would be lost.
-    """
+    """Give a model the consensus weights within, then this worker's weights again."""
+    # `what` is "test", "predict", "save" or "get"; "part" to save a worker's part,
+    # which uses only weights that are available locally; "train" changes nothing, and
+    # raises if the model has the consensus weights, so that the training would be lost.
     with contextlib.ExitStack() as stack:
         for optimizer in _optimizers_of(model, shown=what == "train"):
             if what == "train":
@@ -53,15 +44,9 @@ def consensus_weights(model: keras.Model, what: str) -> Iterator[None]:
 
 @contextlib.contextmanager
 def setting_weights(model: keras.Model) -> Iterator[None]:
-    """Begin a new round with the weights that are set within.
-
-    All workers must set the same weights, as `EarlyStopping` does with the result of
-    `get_weights`. No round begins if a file with every worker's own weights is loaded,
-    or if only the weights of a submodel are set.
-
-    Raises:
-        RuntimeError: as `consensus_weights` with "train".
-    """
+    """Begin a new round with the weights that are set within, equal on all workers."""
+    # No round begins if a file with every worker's own weights is loaded, or if only
+    # the weights of a submodel are set.
     loads = {optimizer: optimizer.num_full_loads for optimizer in _optimizers_of(model)}
     for optimizer in loads:
         optimizer.check_not_swapped("set weights")
@@ -89,10 +74,7 @@ def wrap_model_methods(model: keras.Model) -> None:
 
 
 def _use(what: str) -> str:
-    """Return the use to pass to an optimizer.
-
-    Within a loop, `get_weights` is called by callbacks, on all workers alike.
-    """
+    """Return the use to pass to an optimizer; in a loop, all workers `get_weights`."""
     if what == "get" and keras_trainer.is_within_a_loop():
         return "keep"
     return what
@@ -110,11 +92,7 @@ def _attributes(model: keras.Model) -> Iterator[Any]:
 
 
 def _optimizers_of(model: keras.Model, shown: bool = False) -> list[Any]:
-    """Return the optimizers with local steps that train weights of a model.
-
-    With `shown`, only those whose consensus weights the model has now, which takes no
-    time in a training step.
-    """
+    """Return the model's optimizers with local steps; with `shown`, swapped ones."""
     return [
         optimizer
         for optimizer in dict.fromkeys(

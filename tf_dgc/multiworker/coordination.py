@@ -24,13 +24,7 @@ _GRACE_SECONDS = 2.0  # for the service to report a timeout itself
 
 
 def enable_collectives(capsule: Any, server_def: bytes, seconds: float) -> None:
-    """Start this worker's server, and connect it to those of the others.
-
-    Args:
-        capsule: capsule of the `TFE_Context`.
-        server_def: serialized `ServerDef`.
-        seconds: time to wait for the coordinator.
-    """
+    """Start this worker's server and connect it; `capsule` holds the `TFE_Context`."""
     try:
         _call_within(
             seconds + _GRACE_SECONDS,
@@ -46,20 +40,13 @@ def enable_collectives(capsule: Any, server_def: bytes, seconds: float) -> None:
 
 
 def publish(key: str, value: str, seconds: float) -> None:
-    """Set a key that every worker can read.
-
-    Raises:
-        tf.errors.AlreadyExistsError: if the key is set.
-        tf.errors.DeadlineExceededError: if the coordinator does not answer in time.
-    """
+    """Set a key that every worker can read."""
     _call_within(seconds, "TFE_InsertConfigKeyValue", key.encode(), value.encode())
 
 
 def publish_at_exit(key: str, value: str) -> None:
-    """Set a key in this thread, without a time limit.
-
-    While the interpreter ends, Python 3.12 starts no threads.
-    """
+    """Set a key in this thread, without a time limit."""
+    # While the interpreter ends, Python 3.12 starts no threads.
     _call("TFE_InsertConfigKeyValue", _context(), key.encode(), value.encode())
 
 
@@ -69,12 +56,9 @@ def unpublish(key: str, seconds: float) -> None:
 
 
 def lookup(key: str, seconds: float | None) -> str:
-    """Return the value of a key; wait until some worker publishes it.
-
-    No packet is sent while it waits. A timeout leaves the request with the service,
-    some 20 kB on both sides, until the key is published: do not call this in a loop.
-    Raises `tf.errors.DeadlineExceededError`; without a limit if `seconds` is None.
-    """
+    """Return the value of a key; wait until some worker publishes it, or raise."""
+    # A timeout leaves the request with the service, some 20 kB on both sides, until the
+    # key is published: do not call this in a loop.
     library, context = _library(), _context()
 
     def get() -> str:
@@ -97,11 +81,7 @@ def lookup(key: str, seconds: float | None) -> str:
 
 
 def wait_at_barrier(name: str, seconds: float) -> None:
-    """Wait until every worker waits at this barrier.
-
-    Raises:
-        tf.errors.DeadlineExceededError: if one does not arrive in time.
-    """
+    """Wait until every worker waits at this barrier."""
     _call_within(
         seconds + _GRACE_SECONDS,
         "TFE_WaitAtBarrier",

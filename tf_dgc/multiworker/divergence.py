@@ -46,20 +46,9 @@ def create_check(
 
 
 class ChecksumComparison:
-    """The checksums of a step's variables, sent with the step's collective.
+    """The checksums of a step's variables, sent with the step's collective."""
 
-    Create it in replica context, while the step is traced.
-
-    Args:
-        strategy: strategy of more than one replica.
-        variables: variables that the step updates.
-        iteration: number of the step, a scalar integer tensor.
-        every: number of steps from one check to the next, 1 or more.
-        on_divergence: reaction to a difference, "raise" or "warn".
-
-    Attributes:
-        due: whether this step checks: a bool, or a scalar bool tensor.
-    """
+    # Create it in replica context, while the step is traced.
 
     def __init__(
         self,
@@ -92,18 +81,8 @@ class ChecksumComparison:
     def board(
         self, dense: BoolOrTensor, vector: tf.Tensor, words: tf.Tensor
     ) -> tuple[tf.Tensor, tf.Tensor]:
-        """Append the checksums to the message, if this step checks.
-
-        Args:
-            dense: whether `vector` is summed over workers; otherwise `words` is
-                gathered.
-            vector: values to be summed, `[n]`, int32 or of any float type: bytes are
-                exact in all of them.
-            words: words to be gathered, int32 `[w]`.
-
-        Returns:
-            `vector` and `words`, one of them longer if this step checks.
-        """
+        """Append the checksums to the message, if this step checks."""
+        # `vector` is summed (if `dense`): bytes are exact in int32 and any float type.
 
         def with_slots() -> tuple[tf.Tensor, tf.Tensor]:
             row = tf.reshape(tf.bitcast(self._checksums, tf.uint8), [1, -1])
@@ -123,19 +102,7 @@ class ChecksumComparison:
     def leave(
         self, dense: BoolOrTensor, total: tf.Tensor, buffers: tf.Tensor
     ) -> tuple[tf.Tensor, tf.Tensor]:
-        """Remove the checksums again, and compare them.
-
-        Args:
-            dense: the value that was passed to `board`.
-            total: sum of the vectors, `[n]` and the checksums.
-            buffers: words of all workers, int32 `[num_workers, w]` and the checksums.
-
-        Returns:
-            `total` and `buffers` without checksums, after the comparison.
-
-        Raises:
-            tf.errors.InvalidArgumentError: when run, on all workers.
-        """
+        """Remove the checksums again, and compare them."""
         shape = [len(self._replicas), len(self._variables)]
         width = 1 + len(self._variables)
 
@@ -169,7 +136,6 @@ class ChecksumComparison:
         return smart_cond(self.due, added, lambda: _int64(0))
 
     def _report(self, sums: tf.Tensor) -> tf.Tensor:
-        """Warn or raise if the rows of int32 `[num_workers, variables]` differ."""
         differ = tf.reduce_any(tf.not_equal(sums, sums[:1]))
 
         def report() -> tf.Tensor:
@@ -194,12 +160,10 @@ class ChecksumComparison:
 
 
 def checksums(variables: Sequence[keras.Variable]) -> tf.Tensor:
-    """Return a checksum of every variable's bits on this replica, int32 `[variables]`.
-
-    All NaNs count as equal, because their bits depend on the processor. This is one
-    Python operation: for hundreds of variables, TensorFlow operations would take longer
-    to trace and optimize than the rest of a step.
-    """
+    """Return a checksum of every variable's bits on this replica, int32 `[v]`."""
+    # All NaNs count as equal, because their bits depend on the processor. This is one
+    # Python operation: for hundreds of variables, TensorFlow operations would take
+    # longer to trace and optimize than the rest of a step.
     values = [tf.convert_to_tensor(v.value) for v in variables]
     # `numpy_function` does not convert a bfloat16 scalar to an array in eager mode.
     values = [tf.reshape(v, [-1]) if v.shape.rank == 0 else v for v in values]
@@ -234,13 +198,7 @@ def replica_names(strategy: tf.distribute.Strategy) -> list[str]:
 def describe_differences(
     sums: np.ndarray, replicas: list[str], variables: list[str]
 ) -> str:
-    """Return which replicas differ in which variables from most replicas.
-
-    Args:
-        sums: checksums, integers `[replicas, variables]`.
-        replicas: names of the replicas.
-        variables: names of the variables.
-    """
+    """Return who differs, by checksums `[replicas, variables]`, from most replicas."""
     different: dict[tuple[str, str], list[str]] = {}
     for column, variable in zip(sums.T, variables, strict=True):
         usual, _ = collections.Counter(column.tolist()).most_common(1)[0]

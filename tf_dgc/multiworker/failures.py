@@ -82,11 +82,9 @@ def naming_workers(strategy: tf.distribute.Strategy) -> Iterator[None]:
 
 
 def find_reason(strategy: tf.distribute.Strategy, message: str) -> str | None:
-    """Return what `explain_error` returns, or what a worker has reported before.
-
-    After a failure, TensorFlow says at barriers only that this worker is in an error
-    state or that the coordinator is gone. The reason is then in an earlier message.
-    """
+    """Return what `explain_error` returns, or what a worker has reported before."""
+    # At barriers TensorFlow says only that this worker is in an error state; the reason
+    # is in an earlier message.
     if "tf_dgc: " not in message and _AFTERWARDS.search(message):
         ops = tf_collectives.get_cross_device_ops(strategy)
         first = getattr(ops, "abort_message", lambda seconds: "")(_PROBE_SECONDS)
@@ -95,10 +93,7 @@ def find_reason(strategy: tf.distribute.Strategy, message: str) -> str | None:
 
 
 def explain_error(strategy: tf.distribute.Strategy, message: str) -> str | None:
-    """Return which worker an error of TensorFlow is about, and what happened to it.
-
-    None if it is about no other worker.
-    """
+    """Return which other worker an error is about, and what happened to it, or None."""
     if report := _REPORTED.search(message):
         reported.set()
         return report.group(1).strip()
@@ -149,10 +144,7 @@ def stop_this_worker(strategy: tf.distribute.Strategy, reason: str) -> RuntimeEr
 
 
 def report_to_workers(reason: str) -> None:
-    """End the collectives of all workers, including this one's, for this reason.
-
-    Only the first reason counts, so that all workers name the one that failed first.
-    """
+    """End the collectives of all workers for this reason; only the first one counts."""
     if not reported.is_set():
         reported.set()
         report_failure(f"tf_dgc: {reason}")
@@ -174,34 +166,23 @@ def error_text(strategy: tf.distribute.Strategy, reason: str) -> str:
 
 
 def itemize(head: str, items: Sequence[str]) -> str:
-    """Return a reason with items, each of which `error_text` puts on its own line.
-
-    Until then it is one line, because TensorFlow's log repeats it.
-    """
+    """Return one line, whose items `error_text` puts on lines of their own."""
     return _ITEM.join([f"{head}:", *(item.replace(_ITEM, " ") for item in items)])
 
 
 def limit_teardown() -> None:
-    """Make this process end soon, whatever TensorFlow's threads wait for.
-
-    TensorFlow says goodbye to workers that are gone, for up to 20 s.
-    """
+    """End this process soon; TensorFlow waits up to 20 s for workers that are gone."""
     null = os.open(os.devnull, os.O_WRONLY)
     faulthandler.dump_traceback_later(_TEARDOWN_SECONDS, exit=True, file=null)
 
 
 def note_end(strategy: tf.distribute.Strategy) -> None:
-    """Publish that this process ends without an error, for workers that miss it later.
-
-    This is not reported as a failure: the others may be done as well. Call it at the
-    end of the process, from a thread.
-    """
+    """Publish, from a thread at exit, that this process ends without an error."""
     if not reported.is_set():
         coordination.publish_at_exit(_ENDED.format(workers.own_name(strategy)), "1")
 
 
 def _has_ended(name: str) -> bool:
-    """Whether a worker has published that it ended without an error."""
     try:
         return bool(coordination.lookup(_ENDED.format(name), _PROBE_SECONDS))
     except tf.errors.OpError:
@@ -212,12 +193,7 @@ def _has_ended(name: str) -> bool:
 
 
 def show_own_errors_plainly() -> None:
-    """Print uncaught errors about other workers without a traceback.
-
-    No line of the program is their cause. Only the line that was running and the text
-    of the error are printed, unless `keras.config.disable_traceback_filtering()` was
-    called. Replaces `sys.excepthook`, which prints all other errors as before.
-    """
+    """Print uncaught errors about other workers without a traceback."""
     previous_hook = sys.excepthook
     if previous_hook in _hooks:
         return
@@ -237,10 +213,7 @@ def show_own_errors_plainly() -> None:
 
 
 def report_uncaught_exceptions(strategy: tf.distribute.Strategy) -> None:
-    """When an error ends this process, name the worker it is about, or report it.
-
-    Replaces `sys.excepthook`, and calls the previous one.
-    """
+    """When an error ends this process, name the worker it is about, or report it."""
     show_own_errors_plainly()
     previous_hook = sys.excepthook
 
@@ -275,11 +248,9 @@ def report_uncaught_exceptions(strategy: tf.distribute.Strategy) -> None:
 
 
 def _own_text(error: BaseException) -> str | None:
-    """Return the text of an error about other workers; None for any other error.
-
-    An error raised while a function is traced is wrapped in a `RuntimeError` whose text
-    begins with the traceback of that function.
-    """
+    """Return the text of an error about other workers; None for any other error."""
+    # An error raised while a function is traced is wrapped in a `RuntimeError`, whose
+    # text begins with the traceback of that function.
     if isinstance(error, tf.errors.OpError):
         report = _REPORTED.search(str(error.message))
         return report and f"tf_dgc: {report.group(1).strip()}"
@@ -292,10 +263,7 @@ def _own_text(error: BaseException) -> str | None:
 
 @contextlib.contextmanager
 def _without_interrupts() -> Iterator[None]:
-    """Ignore Ctrl-C while this process, which ends anyway, reports why.
-
-    `tf-dgc run` interrupts the workers when one has failed.
-    """
+    """Ignore Ctrl-C while this process, which ends anyway, reports why."""
     if threading.current_thread() is not threading.main_thread():
         yield
         return
@@ -344,11 +312,7 @@ def place_of_error(trace: TracebackType | None) -> str:
 
 
 def place_in(stack: Iterable[tuple[str, int, str]]) -> str:
-    """Return the innermost place in the user's program of a recorded stack, or "".
-
-    Args:
-        stack: file, line and function of each frame, the innermost first.
-    """
+    """Return the innermost place in the user's program of a recorded stack, or ""."""
     places = (_describe(*frame) for frame in stack if _is_of_user(frame[0]))
     return next(places, "")
 

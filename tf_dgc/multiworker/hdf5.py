@@ -60,11 +60,7 @@ class Hdf5Writing:
 
 @contextlib.contextmanager
 def writing_hdf5(path: pathlib.Path) -> Iterator[Hdf5Writing]:
-    """Yield a new file.
-
-    Raises:
-        OSError: with the path, if the disk does not take all of it.
-    """
+    """Yield a new file; raise `OSError` with the path if the disk does not take it."""
     with _Disk(path, "w+") as disk:
         try:
             with h5py.File(disk, "w") as file:

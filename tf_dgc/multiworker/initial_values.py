@@ -25,11 +25,7 @@ _MAX_RANK = 8
 
 
 class InitialValues:
-    """Compares and sends the initial values of a strategy's variables.
-
-    The strategy's instance is changed. `waiting` is a function of a purpose that
-    returns the context of a watched wait.
-    """
+    """Compares and sends the initial values of a strategy's variables."""
 
     def __init__(
         self,
@@ -44,11 +40,7 @@ class InitialValues:
 
     @contextlib.contextmanager
     def zeros_expected(self) -> Iterator[None]:
-        """Compare variables that start with zeros once, at the end of the context.
-
-        Raises:
-            ValueError: on all workers, at the end, if they created different ones.
-        """
+        """Compare variables that start with zeros once, at the end of the context."""
         if self._zeros is not None:
             yield
             return
@@ -76,11 +68,6 @@ class InitialValues:
             return broadcast()
 
     def _synchronize(self, value: tf.Tensor, name: str) -> tf.Tensor:
-        """Return the first worker's value.
-
-        Raises:
-            ValueError: on all workers, if their dtypes or shapes differ.
-        """
         content = _bytes(value)
         spec = _spec(value)
         if self._zeros is not None and not content.any():
@@ -108,7 +95,6 @@ class InitialValues:
         )
 
     def _broadcast(self, value: tf.Tensor) -> tf.Tensor:
-        """Return the first worker's value, which has the same dtype and shape."""
         words = _to_words(value)
         length = chunks.CHUNK_BYTES // words.itemsize
         for start in range(0, len(words), length):
@@ -146,7 +132,6 @@ def report_failed_variables(
 
 
 def _spec(value: tf.Tensor) -> np.ndarray:
-    """Return dtype and shape, int64 of fixed length."""
     shape = list(value.shape)[:_MAX_RANK]
     spec = [value.dtype.as_datatype_enum, value.shape.rank, *shape]
     return np.array(spec + [0] * (2 + _MAX_RANK - len(spec)), np.int64)

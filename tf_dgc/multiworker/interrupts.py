@@ -22,11 +22,7 @@ _raised = threading.Event()
 
 
 def deliver_keyboard_interrupts() -> None:
-    """Make Ctrl-C end this process's collectives.
-
-    Does nothing if the program has a handler of its own, or outside of the main thread,
-    which alone may set handlers.
-    """
+    """Make Ctrl-C end this process's collectives, unless the program has a handler."""
     is_main = threading.current_thread() is threading.main_thread()
     if not is_main or signal.getsignal(signal.SIGINT) is not signal.default_int_handler:
         return

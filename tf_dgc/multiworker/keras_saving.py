@@ -34,14 +34,7 @@ SAVE_INSTEAD = (
 
 
 def finish_save_together(strategy: tf.distribute.Strategy) -> None:
-    """Make Keras's saving return when all workers have written.
-
-    Call it on every worker while Keras saves the optimizer.
-
-    Raises:
-        ValueError: on all workers, if two of them write to the same file.
-        RuntimeError: if a worker does not save.
-    """
+    """Make Keras's saving, on every worker, return when all have written."""
     if not consensus.is_multi_worker(strategy):
         return
     file = save_hooks.closed_last()
@@ -65,10 +58,7 @@ def _end_saving(strategy: tf.distribute.Strategy, error: BaseException | None) -
 def _check_paths(
     strategy: tf.distribute.Strategy, path: str | None, writes: bool
 ) -> bool:
-    """Return whether all workers write; raise if two write to the same file.
-
-    `path` is None if it is not known.
-    """
+    """Return whether all workers write; raise if two write to the same file."""
     text = json.dumps([writes, path and [os.path.realpath(path), _inode(path)]])
     texts = consensus.exchange_texts(strategy, text, "save")
     answers = {peer: json.loads(text) for peer, text in texts.items()}
@@ -150,10 +140,7 @@ def _is_one_file(model: keras.Model, name: str, filepath: Any) -> bool:
 def _write_without_others(
     strategy: tf.distribute.Strategy, write: Callable[[Any], None], filepath: Any
 ) -> None:
-    """Write state that is the same on all workers, whether or not others write too.
-
-    Each writes to a temporary file; that of the last one stays.
-    """
+    """Write state that all workers share to a temporary file; the last one stays."""
     path = pathlib.Path(filepath)
     with (
         saving.raise_on_all_workers(strategy, path),
@@ -163,7 +150,6 @@ def _write_without_others(
 
 
 def _is_saved_by_all(model: keras.Model) -> bool:
-    """Whether the model has an optimizer that all workers must save together."""
     optimizer = getattr(model, "optimizer", None)  # none if it was not compiled
     candidates = optimizer, getattr(optimizer, "inner_optimizer", None)
     return any(getattr(o, "saved_by_all_workers", False) for o in candidates)
@@ -172,13 +158,7 @@ def _is_saved_by_all(model: keras.Model) -> bool:
 def _share_callbacks(
     strategy: tf.distribute.Strategy, callbacks: keras.callbacks.CallbackList
 ) -> None:
-    """Make one worker write for Keras's callbacks that save to one path for all.
-
-    If the saved state is the same on all workers, some workers may lack the callback.
-
-    Raises:
-        ValueError: on all workers, if their callbacks do not match.
-    """
+    """Make one worker write for Keras's callbacks that save to one path for all."""
     needs_all = _is_saved_by_all(callbacks.model)
     saving_callbacks = {i: c for i, c in enumerate(callbacks.callbacks) if _path(c)}
     required = [

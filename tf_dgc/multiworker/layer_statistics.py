@@ -72,11 +72,7 @@ def average_statistics_of(model: keras.Model) -> None:
 
 
 def count_examples(model: keras.Model) -> None:
-    """Make this model instance count examples, and ignore empty batches.
-
-    If a replica's share of a batch is empty, its training step changes no variables of
-    batch normalizations, and no other statistics that would become NaN or Inf.
-    """
+    """Make this model instance count examples, and ignore empty batches."""
     strategy = model.distribute_strategy
     if strategy.num_replicas_in_sync == 1:
         return
@@ -133,8 +129,6 @@ def _statistics(model: keras.Model) -> list[keras.Variable]:
 def _count_in_step(
     model: keras.Model, counts: ExampleCounts, stock: Callable
 ) -> Callable:
-    """Return the training step of one replica that counts its examples."""
-
     @functools.wraps(stock)
     def train_step(data: Any) -> Any:
         variables = _statistics(model)
@@ -161,16 +155,9 @@ def _restore_if(
     before: Sequence[tf.Tensor],
     always: Sequence[bool],
 ) -> None:
-    """Restore statistics if a batch is empty; in replica context.
-
-    Args:
-        empty: whether the batch is empty, scalar bool.
-        variables: statistics.
-        before: value of each before the step.
-        always: whether each is restored even if its new value is finite. Values that
-            do not depend on data, as the vector of a spectral normalization, must stay
-            equal on all replicas.
-    """
+    """Restore statistics if a batch is empty (scalar bool); in replica context."""
+    # `always`: even if the new value is finite. Values that do not depend on data, as
+    # the vector of a spectral normalization, must stay equal on all replicas.
 
     def restore() -> tf.Tensor:
         for variable, old, restore_finite in zip(
@@ -198,7 +185,6 @@ def _average(
     variables: Sequence[keras.Variable],
     examples: Sequence[tf.Tensor],
 ) -> None:
-    """Replace statistics by their mean over all replicas, weighted by examples."""
     copies = [strategy.experimental_local_results(v.value) for v in variables]
     replicas = zip(*copies, strict=True)
     vectors = [
@@ -215,10 +201,7 @@ def _average(
 
 
 def _weighted(values: Sequence[tf.Variable], examples: tf.Tensor) -> tf.Tensor:
-    """Return a replica's statistics times their weights, followed by the weights.
-
-    In double precision, so that the mean of equal values has the same bits.
-    """
+    """Return a replica's statistics times their weights, followed by the weights."""
     has_examples = tf.greater(examples, 0)
     weight = tf.where(has_examples, tf.cast(examples, tf.float64), _NO_EXAMPLES)
     weights, scaled = [], []

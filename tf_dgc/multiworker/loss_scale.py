@@ -12,13 +12,10 @@ import tensorflow as tf
 
 
 def synchronize_loss_scale(strategy: tf.distribute.Strategy) -> None:
-    """Make all replicas of a strategy skip a step if the gradients of one overflow.
-
-    Otherwise an overflow would reach all weights, or one process would skip the step
-    while the others wait for it. Around an optimizer with local steps
-    (`LocalOptimizer`) each replica has a loss scale of its own, and skips its own
-    gradients only.
-    """
+    """Make all replicas of a strategy skip a step if the gradients of one overflow."""
+    # Otherwise an overflow would reach all weights, or one process would skip while
+    # others wait. With a `LocalOptimizer` each replica scales, and skips, its own
+    # gradients.
     stock_call = strategy.extended.call_for_each_replica
 
     def call_for_each_replica(
@@ -60,11 +57,9 @@ def _always_true(*args: Any) -> tf.Tensor:
 
 
 def _scale_alone(owner: Any, step: Callable) -> Callable:
-    """Return the step of one replica, which halves its own scale at an overflow.
-
-    The inner optimizer is always called, because it counts calls; it ignores gradients
-    that are not finite.
-    """
+    """Return the step of one replica, which halves its own scale at an overflow."""
+    # The inner optimizer is always called, because it counts calls; it ignores
+    # gradients that are not finite.
 
     def step_and_scale(gradients: Any, variables: Any) -> None:
         finite = owner.check_finite(gradients)

@@ -18,11 +18,7 @@ Counts: TypeAlias = Mapping[Group, Sequence[int]]
 
 @dataclasses.dataclass(frozen=True)
 class Collective:
-    """A collective that a worker waits in.
-
-    Its key is the same on all workers, and differs between kinds, dtypes and shapes; 0
-    if it is not known. Its name is for errors.
-    """
+    """A collective that a worker waits in; key equal on all workers, 0 if unknown."""
 
     key: int
     name: str
@@ -35,21 +31,11 @@ class Collective:
 
 @dataclasses.dataclass(frozen=True)
 class Position:
-    """A worker's position, as it publishes it.
+    """A worker's position, as it publishes it."""
 
-    Attributes:
-        counts: number of collectives started and finished, of each group that this
-            worker has been in.
-        tracing: whether it is tracing a `tf.function`.
-        place: place in the user's program, as text.
-        line: source line at that place.
-        collectives: collectives that this worker waits in, by group, if they are known.
-        beat: number that changes as long as this worker traces and is not stuck.
-    """
-
-    counts: dict[Group, tuple[int, int]]
+    counts: dict[Group, tuple[int, int]]  # started and finished, by group
     tracing: bool
-    place: str
+    place: str  # place in the user's program, as text
     line: str = ""
     collectives: dict[Group, Collective] = dataclasses.field(default_factory=dict)
     beat: int = dataclasses.field(default=0, compare=False)
@@ -93,10 +79,7 @@ def _group(indices: list[int] | None) -> Group:
 
 
 def in_different_collectives(position: Position, other: Position) -> bool:
-    """Whether two workers wait for each other in different collectives.
-
-    The nth collective of a group must be the same one on all of its members.
-    """
+    """Whether two workers wait for each other in different collectives of a group."""
     return any(
         group in other.waits_in
         and other.started(group) == position.started(group)
@@ -117,11 +100,8 @@ def is_behind(position: Position, other: Position, other_index: int) -> bool:
 def wait_for_each_other(
     position: Position, index: int, other: Position, other_index: int
 ) -> bool:
-    """Whether each of two workers waits in a group to which the other has yet to come.
-
-    Background groups do not count: they have threads of their own, and a worker that
-    waits there may still come to the other's collective.
-    """
+    """Whether each of two workers waits where the other has yet to come."""
+    # Background groups do not count: a worker that waits there may still come.
     return _is_behind_in_steps(position, other, other_index) and _is_behind_in_steps(
         other, position, index
     )

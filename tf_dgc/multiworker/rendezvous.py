@@ -17,15 +17,10 @@ _RETRY_SECONDS = 0.2
 def wait_for_all_workers(
     addresses: dict[str, str], this_worker: str, seconds: float
 ) -> None:
-    """Wait until every worker has reached every other one.
-
-    Each listens on the port of its future TensorFlow server, connects to all others,
-    and waits for their connections. A worker that all others have reached may continue.
-
-    Raises:
-        RuntimeError: naming the workers that did not connect and were not reached; or
-            this worker's port, if another program keeps it.
-    """
+    """Wait until every worker has reached every other one."""
+    # Each listens on the port of its future TensorFlow server, connects to all others,
+    # and waits for their connections. A worker that all others have reached may
+    # continue.
     deadline = time.monotonic() + seconds
     cancelled = threading.Event()
 

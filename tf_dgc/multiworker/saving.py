@@ -105,12 +105,9 @@ def save(
 
 @contextlib.contextmanager
 def replacing(path: pathlib.Path) -> Iterator[pathlib.Path]:
-    """Yield a temporary path to write to, which replaces `path` in the end.
-
-    After an error, or the death of the process, `path` is unchanged. The temporary path
-    is unique: if several processes write at once, each writes a whole file, and the
-    last one stays. Links and permissions are preserved.
-    """
+    """Yield a unique temporary path, which replaces `path` unless writing fails."""
+    # If several processes write at once, the last whole file stays. Links and
+    # permissions are preserved.
     path = pathlib.Path(os.path.realpath(path))
     path.parent.mkdir(parents=True, exist_ok=True)
     temporary = path.with_name(f"{_UNFINISHED}{uuid.uuid4().hex}.{path.name}")
@@ -127,10 +124,7 @@ def replacing(path: pathlib.Path) -> Iterator[pathlib.Path]:
 
 
 def _remove_abandoned(path: pathlib.Path) -> None:
-    """Remove the temporary files of processes that died while they wrote this file.
-
-    Only times of the disk are compared: it may belong to another machine.
-    """
+    """Remove temporary files of processes that died, by times of the disk alone."""
     with contextlib.suppress(OSError):
         limit = path.stat().st_mtime - _ABANDONED_SECONDS
         for other in unfinished(path):
@@ -145,7 +139,6 @@ def unfinished(path: pathlib.Path) -> list[pathlib.Path]:
 
 
 def _flush(path: pathlib.Path) -> None:
-    """Wait until a file, or a directory's entries, are on the disk."""
     descriptor = os.open(path, os.O_RDONLY)
     try:
         os.fsync(descriptor)
@@ -185,10 +178,7 @@ def raise_on_all_workers(strategy: tf.distribute.Strategy, path: Path) -> Iterat
 
 
 def is_one_path(strategy: tf.distribute.Strategy, filepath: Any) -> bool:
-    """Whether all workers write to the same local path; call it on every worker.
-
-    `filepath` may be any object that a user has passed.
-    """
+    """Whether all workers write to the same local path; call it on every worker."""
     path = os.path.realpath(filepath) if is_local(filepath) else ""
     paths = set(consensus.exchange_texts(strategy, path, "save").values())
     return bool(path) and len(paths) == 1 and _is_one_disk(strategy, path)

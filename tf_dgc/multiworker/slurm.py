@@ -64,11 +64,7 @@ def config_of(
 
 
 def _order(tasks: list[int], distribution: str) -> Iterator[tuple[int, int]]:
-    """Yield each rank's node, and its index on that node.
-
-    `tasks` has each node's number of tasks. Only the first part of `distribution`, the
-    value of `srun --distribution`, is about nodes.
-    """
+    """Yield each rank's node and index on it; `tasks` has the number of each node."""
     over_nodes = re.split("[:,]", distribution.lower())[0]
     if over_nodes in ("block", "*", ""):
         for node, number in enumerate(tasks):
@@ -84,10 +80,7 @@ def _order(tasks: list[int], distribution: str) -> Iterator[tuple[int, int]]:
 
 
 def hosts(text: str) -> list[str]:
-    """Return the names of a node list, as `scontrol show hostnames` does.
-
-    Slurm abbreviates lists, as in "a,node[01-03,7],rack[1-2]n[1-2]".
-    """
+    """Return the names of a node list such as "a,node[01-03,7],rack[1-2]n[1-2]"."""
     parts = re.findall(r"(?:[^,\[\]]|\[[0-9,-]+\])+", text)
     if ",".join(parts) != text:
         raise ValueError(f"A node list must be as Slurm writes it. Received: {text!r}")
@@ -121,7 +114,6 @@ def _numbers(text: str) -> list[int]:
 
 
 def _get(environment: Mapping[str, str], *names: str) -> str:
-    """Return the value of the first variable that is set."""
     for name in names:
         if environment.get(name):
             return environment[name]

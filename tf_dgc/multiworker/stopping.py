@@ -26,18 +26,14 @@ _numbers = itertools.count()  # equal on all workers, as all call `fit` equally 
 
 
 class StopSignal:
-    """Decides when the workers of one `fit` stop within an epoch.
+    """Decides when the workers of one `fit` stop within an epoch."""
 
-    The workers agree in attempts, one after the other. Each participant publishes the
-    step after which it takes part. If all published the same step, they stop there, so
-    a callback that decides by the number of the step takes effect at once. Otherwise
-    the verdict is a step, soon, at which all who know of it take part in the next
-    attempt. The first published verdict counts. Workers that do not take part in an
-    attempt wait in the next step's exchange meanwhile.
-
-    Args:
-        strategy: strategy of several workers.
-    """
+    # The workers agree in attempts, one after the other. Each participant publishes the
+    # step after which it takes part. If all published the same step, they stop there,
+    # so a callback that decides by the number of the step takes effect at once.
+    # Otherwise the verdict is a step, soon, at which all who know of it take part in
+    # the next attempt. The first published verdict counts. Workers that do not take
+    # part in an attempt wait in the next step's exchange meanwhile.
 
     def __init__(self, strategy: tf.distribute.Strategy):
         self._me = workers.own_name(strategy)
@@ -98,7 +94,6 @@ class StopSignal:
         self._next = self._steps if self.agreed else int(verdict)
 
     def _attempt_verdict(self) -> str:
-        """Take part in an attempt; return its verdict."""
         key = f"{self._key}/{self._attempt}"
         limit = workers.timeout_seconds()
         coordination.publish(f"{key}/{self._me}", str(self._steps), limit)
@@ -147,10 +142,7 @@ class StopSignal:
 
 
 class StopTogether(keras.callbacks.Callback):
-    """The last callback of a `fit`: resets `stop_training` until all workers agree.
-
-    `gather` is a function of an integer that returns those of all workers.
-    """
+    """The last callback of a `fit`: resets `stop_training` until all workers agree."""
 
     def __init__(
         self,

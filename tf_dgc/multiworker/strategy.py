@@ -16,9 +16,8 @@ from tf_dgc._internals.coordination import (
     is_too_late_for_a_cluster,
 )
 from tf_dgc.arguments import show
-from tf_dgc.collectives import background
-from tf_dgc.collectives.cross_device import SUPPORTED, cross_device_ops
 from tf_dgc.multiworker import (
+    background,
     consensus,
     coordination,
     failures,
@@ -29,6 +28,7 @@ from tf_dgc.multiworker import (
     tf_config,
     workers,
 )
+from tf_dgc.multiworker.cross_device import SUPPORTED, cross_device_ops
 from tf_dgc.multiworker.initial_values import InitialValues, report_failed_variables
 from tf_dgc.multiworker.training_loops import StrategyLoops
 from tf_dgc.multiworker.watch import Watch
@@ -173,10 +173,7 @@ def prepare(strategy: Strategy) -> Strategy:
 def creating_zero_variables(
     strategy: tf.distribute.Strategy,
 ) -> contextlib.AbstractContextManager[None]:
-    """Return a context that compares all variables initialized to zero at once.
-
-    All workers must create the same variables within it.
-    """
+    """Return a context that compares zero variables at once, the same on all."""
     values = getattr(strategy, "_tf_dgc_initial_values", None)
     return contextlib.nullcontext() if values is None else values.zeros_expected()
 
@@ -206,11 +203,9 @@ def _watch_workers(strategy: tf.distribute.MultiWorkerMirroredStrategy) -> None:
 
 
 def _joined_strategy(options: Options | None) -> tf.distribute.Strategy:
-    """Return this process's strategy.
-
-    Constructing another one would restart the cluster's collectives while other workers
-    may be in those of the first; TensorFlow then sometimes ends them.
-    """
+    """Return this process's strategy."""
+    # Constructing another one would restart the cluster's collectives while other
+    # workers may be in those of the first; TensorFlow then sometimes ends them.
     if not _joined:
         raise RuntimeError(_JOINED)
     strategy, first_options = _joined[-1]
@@ -229,10 +224,7 @@ def _joined_strategy(options: Options | None) -> tf.distribute.Strategy:
 def _naming_silent_workers(
     addresses: dict[str, str], this_worker: str, seconds: float
 ) -> Iterator[None]:
-    """Name the workers that die or are stopped after all have met.
-
-    TensorFlow only says that it waited.
-    """
+    """Name the workers that die or are stopped after all have met."""
     try:
         yield
     except tf.errors.OpError as error:

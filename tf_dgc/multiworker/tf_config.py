@@ -15,11 +15,8 @@ from tf_dgc.multiworker.workers import SINGLE_WORKER_VARIABLE
 
 
 def check_tf_config(strategy: tf.distribute.Strategy | None = None) -> None:
-    """Raise `ValueError` if `TF_CONFIG` is set but invalid, or not used by `strategy`.
-
-    Without a cluster, or without a strategy for it, TensorFlow itself would silently
-    train alone.
-    """
+    """Raise `ValueError` if `TF_CONFIG` is invalid, or not used by `strategy`."""
+    # Without a cluster, or a strategy for it, TensorFlow would silently train alone.
     text = os.environ.get("TF_CONFIG", "").strip()
     if not text:
         return
@@ -55,7 +52,6 @@ def check_tf_config(strategy: tf.distribute.Strategy | None = None) -> None:
 
 
 def _address_problem(cluster: tf.train.ClusterSpec) -> str | None:
-    """Return what is wrong with an address that a process listens on, or None."""
     addresses = [
         cluster.task_address(job, index)
         for job in cluster.jobs
@@ -112,10 +108,7 @@ _loading = contextvars.ContextVar("loading", default=False)
 
 @contextlib.contextmanager
 def loading_config() -> Iterator[None]:
-    """Warn instead of raising for an optimizer without the cluster's strategy within.
-
-    A model may be loaded only to inspect it, or to predict.
-    """
+    """Warn, not raise, for an optimizer without the cluster's strategy within."""
     token = _loading.set(True)
     try:
         yield

@@ -20,7 +20,13 @@ import keras
 import tensorflow as tf
 
 from tf_dgc._internals import keras_trainer, tf_collectives
-from tf_dgc.multiworker import consensus, consensus_weights, failures, watchdog
+from tf_dgc.multiworker import (
+    consensus,
+    consensus_weights,
+    cross_device,
+    failures,
+    watchdog,
+)
 from tf_dgc.multiworker.batch_iterators import (
     BatchIterator,
     DistributedBatches,
@@ -37,16 +43,7 @@ _UNKNOWN, _INFINITE = -2, -1  # numbers of batches
 
 
 class StrategyLoops:
-    """Keras's loops under one strategy, of all models that are trained there.
-
-    Args:
-        strategy: strategy whose instance is changed.
-
-    Attributes:
-        strategy: strategy whose instance is changed.
-        is_multi_worker: whether it has several workers.
-        running: the loops of the model whose step is being executed or traced.
-    """
+    """Keras's loops under one strategy, whose instance is changed."""
 
     def __init__(self, strategy: tf.distribute.Strategy):
         self.strategy = strategy
@@ -63,13 +60,10 @@ class StrategyLoops:
         self._calls.append(call)
 
     def reduce(self, reduce_op: Any, value: Any, axis: int | None) -> Any:
-        """Replace `strategy.reduce`, which Keras's loops call in three places.
-
-        Keras 3 makes two calls that TensorFlow rejects (keras#20585).
-        `Trainer._maybe_symbolic_build` reduces a tuple of batches, of which it needs
-        only shapes and dtypes; it gets the local ones, as batches may differ in size.
-        `reduce_per_replica` passes `axis=0` with scalar metrics.
-        """
+        """Replace `strategy.reduce`, of which TensorFlow rejects two calls."""
+        # See keras#20585. `Trainer._maybe_symbolic_build` reduces a tuple of batches,
+        # of which it needs only shapes and dtypes; it gets the local ones, as batches
+        # may differ in size. `reduce_per_replica` passes `axis=0` with scalar metrics.
         local_results = self.strategy.experimental_local_results
         caller, model = keras_trainer.caller_of_reduce()
         if caller == keras_trainer.BUILD:
@@ -186,7 +180,6 @@ class ModelLoops:
     def _begin_epoch(
         self, kind: str, loop: keras_trainer.Loop, data: BatchIterator
     ) -> None:
-        """Compare the numbers of batches of all workers."""
         self._iterators[kind] = weakref.ref(data)
         number = _number_of_batches(loop, data.batches)
         numbers = set(self._all_gather(number))
@@ -204,15 +197,11 @@ class ModelLoops:
 
     def _all_gather(self, number: int) -> list[int]:
         """Return the numbers of all workers, in one collective."""
-        ops = tf_collectives.get_cross_device_ops(self._strategy)
+        hook = cross_device.cross_device_ops(self._strategy)
         words = tf.bitcast(tf.constant([number], tf.int64), tf.int32)
         with self._naming_workers():
-            _, gathered = ops.communicate(
-                False,
-                self._per_replica(tf.zeros([0])),
-                self._per_replica(tf.reshape(words, [-1])),
-            )
-            first = self._strategy.experimental_local_results(gathered)[0]
+            vectors = [tf.reshape(words, [-1])] * self._num_local_replicas
+            first, *_ = hook.all_gather(vectors)
             return tf.bitcast(tf.reshape(first, [-1, 2]), tf.int64).numpy().tolist()
 
     def _per_replica(self, value: tf.Tensor) -> Any:
@@ -221,12 +210,9 @@ class ModelLoops:
     # Reductions that a step leaves out
 
     def reduce_logs(self, value: Any) -> tf.Tensor:
-        """Return the mean over this worker's replicas, or over all if all call this.
-
-        Of a value that is not a scalar, the mean is over examples. Then the sum and the
-        number of examples are returned as one tensor for `_finish_mean`, because
-        batches may differ in size.
-        """
+        """Return the mean over this worker's replicas, or over all if all call this."""
+        # Of a value that is not a scalar, the mean is over examples: then sum and
+        # number are one tensor for `_finish_mean`, because batches may differ in size.
         local = _sum_and_count(self._strategy.experimental_local_results(value))
         if self._kind == "train":
             return local
@@ -298,10 +284,7 @@ def _wrap_dataset(dataset: Any) -> DistributedBatches:
 
 
 def _wait_for_generators(*args: Any, **kwargs: Any) -> None:
-    """Wait for earlier loops that may still draw from a Python generator.
-
-    Two threads cannot be in a generator at once.
-    """
+    """Wait for earlier loops: two threads cannot draw from one Python generator."""
     if any(isinstance(value, Iterator) for value in (*args, *kwargs.values())):
         wait_for_released()
 
@@ -319,7 +302,6 @@ def _sum_and_count(replicas: tuple[tf.Tensor, ...]) -> tf.Tensor:
 
 
 def _finish_mean(value: tf.Tensor) -> tf.Tensor:
-    """Return the mean from what `_sum_and_count` returns."""
     return value if value.shape.rank == 0 else value[0] / value[1]
 
 
@@ -334,12 +316,9 @@ def _number_of_batches(loop: keras_trainer.Loop, batches: DistributedBatches) ->
 
 
 def _check_lengths(numbers: set[int], number: int, loop: keras_trainer.Loop) -> None:
-    """Raise `ValueError` if workers are known to leave the loop at different steps.
-
-    Each worker restarts its data set, or leaves the loop, after as many batches as it
-    knows of, whatever the others have. `numbers` are those of all workers, `number`
-    that of this one.
-    """
+    """Raise `ValueError` if workers are known to leave the loop at different steps."""
+    # Each worker restarts its data set, or leaves the loop, after as many batches as it
+    # knows of, whatever the others have.
     sets = "validation data sets" if loop.is_validation else "data sets"
     if _INFINITE in numbers and len(numbers) > 1:
         raise ValueError(

@@ -40,18 +40,7 @@ _numbers = itertools.count()  # equal on all workers, as strategies are
 
 
 class Watch:
-    """Threads that watch what this worker waits in.
-
-    Args:
-        strategy: strategy of several workers.
-        count: function that returns how many collectives of each group of workers this
-            one has started and finished.
-        pending_keys: function that returns the key of the collective of each group that
-            this worker has started and not finished, or 0.
-
-    Raises:
-        ValueError: for environment variables that are not times.
-    """
+    """Threads that watch what this worker waits in."""
 
     def __init__(
         self,
@@ -108,10 +97,7 @@ class Watch:
 
     @contextlib.contextmanager
     def waiting(self, purpose: str) -> Iterator[None]:
-        """Watch the wait within as if it were a collective.
-
-        The purpose must be the same text on all workers.
-        """
+        """Watch the wait within as if it were a collective."""
         self._started += 1
         self._purpose = purpose
         try:
@@ -145,12 +131,10 @@ class Watch:
         self._repeat(self._tell_watchdog)
 
     def _repeat(self, task: Callable[[], str | None]) -> str | None:
-        """Repeat a task until it returns a reason to give up, or the watch ends.
-
-        An error of the coordination service is ignored: the cluster has failed, and
-        TensorFlow has ended its collectives. Any other error is a fault of the watch,
-        which is printed once; without the watch, this worker might wait for ever.
-        """
+        """Repeat a task until it returns a reason to give up, or the watch ends."""
+        # An error of the coordination service means that the cluster has failed, and
+        # TensorFlow has ended its collectives. Any other error is a fault of the watch,
+        # printed once; without the watch, this worker might wait for ever.
         printed: set[type] = set()
         while not self._stop.is_set():  # at once: a worker may soon be stuck
             try:
@@ -173,10 +157,7 @@ class Watch:
         return reason
 
     def _tell_watchdog(self) -> None:
-        """Tell the watchdog whether the main thread makes progress.
-
-        Waiting in a collective counts as progress: the watch takes care of that.
-        """
+        """Tell the watchdog of progress, which waiting in a collective counts as."""
         position = self._position()
         frame = failures.main_thread_frame()
         state = position.counts, id(frame), frame and frame.f_lasti
@@ -208,18 +189,13 @@ class Watch:
         return position
 
     def _adjusted(self, group: Group, started: int, done: int) -> tuple[int, int]:
-        """Add the waits outside of collectives, and what an error ended."""
         done += self._aborted.get(group, 0)
         if group is not None:
             return started, done
         return started + self._started, done + self._finished
 
     def _pending(self, group: Group, key: int, place: str) -> Collective | None:
-        """Return the collective of a group that this worker waits in, if it is known.
-
-        `key` is the sum of the keys of all collectives that were started and not
-        finished.
-        """
+        """Return the collective that waits; `key` sums the keys of unfinished ones."""
         if group is None and (purpose := self._purpose):
             return Collective.of_purpose(purpose)
         key -= self._aborted_keys.get(group, 0)
@@ -233,7 +209,6 @@ class Watch:
         return Collective(key, name)
 
     def _other_frames(self) -> list[FrameType]:
-        """Return the frames of all threads but those of the watch."""
         own_threads = {thread.ident for thread in self._threads}
         frames = sys._current_frames()
         return [frame for i, frame in frames.items() if i not in own_threads]
@@ -249,14 +224,10 @@ class Watch:
         self._published, self._published_at = position, time.monotonic()
 
     def _is_news(self, position: Position) -> bool:
-        """Whether to publish a position now.
-
-        A worker that begins to wait in a collective, or begins or ends to trace,
-        publishes at once. One that keeps tracing publishes from time to time.
-        Otherwise the interval is `_limit / 2`, because the others read the position
-        after they have waited that long and act on it after `_limit`. Publishing more
-        often would cost packets, as the place in the program changes all the time.
-        """
+        """Whether to publish a position now."""
+        # At changes, and from time to time while tracing. Otherwise the interval is
+        # `_limit / 2`: the others read the position after they have waited that long
+        # and act on it after `_limit`. Publishing more often would cost packets.
         if self._published is None:
             return True
         age = time.monotonic() - self._published_at
@@ -269,7 +240,6 @@ class Watch:
     # The other workers' positions
 
     def _reason_to_give_up(self, position: Position) -> str | None:
-        """Return why to give up, if this worker has waited for too long."""
         now = time.monotonic()
         if position.counts != self._counts or not position.waits_in:
             self._counts, self._waiting_since = position.counts, now
@@ -322,7 +292,6 @@ class Watch:
         )
 
     def _last_beat(self, peers: dict[str, Position]) -> float:
-        """Return when another worker was last known to trace, and not to be stuck."""
         now = time.monotonic()
         times = [-math.inf]
         for peer, position in peers.items():
@@ -376,7 +345,6 @@ class Watch:
         )
 
     def _where(self, worker: str, position: Position) -> str:
-        """Return where a worker waits: its place, the line there and the collective."""
         pending = [collective.name for collective in position.collectives.values()]
         names = " and ".join(pending) or positions.describe_position(position)
         line = f": {position.line}" if position.line else ""

@@ -22,15 +22,9 @@ _STANDARD_ERROR = 2
 
 
 class Watchdog:
-    """The process that watches this worker.
+    """The process that ends this worker, if it needs others, without progress."""
 
-    After `seconds` (limited to 10 to 45) without progress, and without another worker,
-    it ends this worker.
-
-    Attributes:
-        needs_others: whether this worker needs the others now; otherwise it is not
-            ended.
-    """
+    # After `seconds`, limited to 10 to 45.
 
     def __init__(self, name: str, peers: Sequence[str], seconds: float):
         self.needs_others = False
@@ -88,10 +82,8 @@ def expect_others(expected: bool) -> None:
 
 
 def _register_signal() -> int:
-    """Return the signal at which this worker prints its main thread's stack, or 0.
-
-    `faulthandler` needs no lock of Python for that. Printing other threads may crash.
-    """
+    """Return the signal that prints the main thread's stack, or 0."""
+    # `faulthandler` needs no lock of Python for that. Printing other threads may crash.
     number = getattr(signal, "SIGRTMIN", 0) and signal.SIGRTMIN + 11
     if not number or signal.getsignal(number) is not signal.SIG_DFL:
         return 0  # the program uses it

@@ -51,7 +51,6 @@ class Peers:
 
 
 def _answering(addresses: list[str]) -> set[str]:
-    """Return the addresses where a connection is accepted."""
     pending: dict[socket.socket, str] = {}
     for address in addresses:
         host, _, port = address.rpartition(":")
@@ -79,11 +78,7 @@ def _answering(addresses: list[str]) -> set[str]:
 def watch(
     pid: int, stack_signal: int, patience: float, name: str, peers: Peers
 ) -> None:
-    """Watch until the worker `pid`, our parent, ends, or end it.
-
-    `patience` is the time without progress in seconds; `stack_signal` is the signal at
-    which the worker prints its main thread's stack, or 0.
-    """
+    """Watch until the worker `pid`, our parent, ends, or end it."""
     state, last_progress = FREE, time.monotonic()
     looked = False
     while os.getppid() == pid:

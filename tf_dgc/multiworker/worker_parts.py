@@ -42,15 +42,9 @@ class PartWriter:
 
 
 class PartReader:
-    """Reads what `PartWriter`s wrote, for the same or another number of replicas.
+    """Reads what `PartWriter`s wrote, for the same or another number of replicas."""
 
-    Args:
-        rows: file and row of each replica that wrote, by replica; at least those of the
-            local replicas.
-        local_replicas: indices of the replicas of this process.
-        num_replicas: number of replicas now.
-        num_saved: number of replicas that wrote.
-    """
+    # `rows` has file and row of each replica that wrote, at least of the local ones.
 
     def __init__(
         self,
@@ -63,10 +57,8 @@ class PartReader:
         self._same_number, self._num_saved = num_replicas == num_saved, num_saved
 
     def take(self, number: np.ndarray) -> np.ndarray:
-        """Return the values of all replicas that wrote, `[num_saved, ...]`.
-
-        With the same number of replicas now, those of other processes are zeros.
-        """
+        """Return the values of all replicas that wrote, `[num_saved, ...]`."""
+        # With the same number of replicas now, those of other processes are zeros.
         name = str(int(np.asarray(number).reshape(-1)[0]))
         shape, dtype = self._spec(name)
         values = np.zeros((self._num_saved, *shape), dtype)

@@ -8,9 +8,8 @@ import keras
 import numpy as np
 import tensorflow as tf
 
-from tf_dgc._internals import save_hooks, tf_collectives, tracing
-from tf_dgc.collectives import cross_device
-from tf_dgc.multiworker import consensus
+from tf_dgc._internals import save_hooks, tracing
+from tf_dgc.multiworker import consensus, cross_device
 
 RESTORE_RULES = ("sum", "mean", "largest", "zero")
 
@@ -18,28 +17,11 @@ RESTORE_RULES = ("sum", "mean", "largest", "zero")
 def restored_share(
     values: np.ndarray, worker: int, num_workers: int, rule: str
 ) -> np.ndarray:
-    """Return one worker's share of the values that all workers saved.
-
-    With the same number of workers, each gets its own value back, bit for bit.
-    Otherwise all get the same:
-
-    - `"sum"`: the total divided by the number of workers, which keeps the total, up to
-      the rounding of one division. For values that add up over workers.
-    - `"mean"`: the mean. For values whose size does not depend on the number of
-      workers.
-    - `"largest"`: the largest, entry by entry. For values that only grow, or fade.
-    - `"zero"`: zeros, as before the first step. For values that only the same worker
-      can use.
-
-    Args:
-        values: values of all workers that saved, `[N, ...]`.
-        worker: index of this worker, 0 to `num_workers - 1`.
-        num_workers: number of workers now.
-        rule: one of `RESTORE_RULES`.
-
-    Returns:
-        `[...]`, of the same dtype.
-    """
+    """Return one worker's share of the values that all workers saved, `[N, ...]`."""
+    # With the same number of workers, each gets its own value back, bit for bit.
+    # Otherwise all get the same: "sum", the total divided by the number of workers, for
+    # values that add up over workers; "mean"; "largest", entry by entry, for values
+    # that only grow or fade; "zero", for values that only the same worker can use.
     if len(values) == num_workers:
         return values[worker]
     if rule == "zero":
@@ -52,11 +34,7 @@ def restored_share(
 
 
 class ReplicaCopies:
-    """The copies that the replicas of a strategy have of a variable.
-
-    `instead` are values to be gathered instead of those of the copies, one per local
-    replica.
-    """
+    """The replicas' copies of a variable, or one value per local replica, `instead`."""
 
     def __init__(
         self,
@@ -74,11 +52,7 @@ class ReplicaCopies:
         return self._strategy.experimental_local_results(self._variable)
 
     def gather(self, local: bool = False) -> np.ndarray:
-        """Return the values of all replicas, `[num_workers, ...]`; call it on all.
-
-        One collective, if there are other processes. With `local`, return only the
-        values of this process, without a collective.
-        """
+        """Return the values of all replicas, `[num_workers, ...]`; call it on all."""
         pairs = zip(self._pairs(), self._instead or self.local, strict=True)
         values = {replica: value.numpy() for (replica, _), value in pairs}
         if local or len(values) == self._strategy.num_replicas_in_sync:
@@ -95,16 +69,12 @@ class ReplicaCopies:
         return values_of_all.reshape(len(rows), *like.shape)
 
     def scatter(self, values: np.ndarray, rule: str) -> None:
-        """Restore the values that `gather` returned, `[N, ...]`, on any workers.
-
-        `rule`, one of `RESTORE_RULES`, is for a number of workers other than N.
-        """
+        """Restore the values that `gather` returned, `[N, ...]`, on any workers."""
         number = self._strategy.num_replicas_in_sync
         for replica, copy in self._pairs():
             copy.assign(restored_share(values, replica, number, rule))
 
     def _pairs(self) -> list[tuple[int, tf.Variable]]:
-        """Return the replica and copy of every local replica."""
         ids = self._strategy.experimental_distribute_values_from_function(
             lambda context: context.replica_id_in_sync_group
         )
@@ -113,12 +83,8 @@ class ReplicaCopies:
 
     def _gather_words(self, words: list[np.ndarray]) -> np.ndarray:
         """Return rows of int32 of all replicas, in any order."""
-        no_vectors = tf_collectives.per_replica([tf.zeros([0])] * len(words))
-        replica_words = tf_collectives.per_replica(list(map(tf.constant, words)))
-        with self._strategy.scope():
-            ops = cross_device.cross_device_ops(self._strategy)
-            _, buffers = ops.communicate(False, no_vectors, replica_words)
-            first = self._strategy.experimental_local_results(buffers)[0]
+        hook = cross_device.cross_device_ops(self._strategy)
+        first, *_ = hook.all_gather(list(map(tf.constant, words)))
         return first.numpy().reshape(self._strategy.num_replicas_in_sync, -1)
 
 
@@ -132,21 +98,13 @@ def _to_words(replica: int, value: np.ndarray) -> np.ndarray:
 
 
 class PerWorkerVariable(keras.Variable):
-    """A variable with a value of its own on every worker, zero at first.
+    """A variable with a value of its own on every worker, zero at first."""
 
-    Inside a training step it is the local value. Outside, reading it (`numpy`) returns
-    the sum over all workers, and assigning divides a value among them. Every worker's
-    value is saved: the same number of workers continues bit for bit, and another number
-    divides the values (`restored_share`). Reading and saving are collectives, in which
-    every worker must take part. A SavedModel, from which no training continues, has
-    this process's first value, without a collective.
-
-    Args:
-        shape: shape of the value on one worker.
-        dtype: name of a dtype, float32 or float64.
-        name: name of the variable, without slashes.
-        rule: one of `RESTORE_RULES`, for another number of workers.
-    """
+    # Inside a training step it is the local value. Outside, reading it (`numpy`)
+    # returns the sum over all workers, and assigning divides a value among them.
+    # Reading and saving are collectives, in which every worker takes part. A
+    # SavedModel, from which no training continues, has this process's first value,
+    # without a collective.
 
     def __init__(self, shape: Any, dtype: str, name: str, rule: str = "sum"):
         self._strategy = tf.distribute.get_strategy()
@@ -166,11 +124,9 @@ class PerWorkerVariable(keras.Variable):
         return tf.convert_to_tensor(self.value)
 
     def local_at(self, indices: tf.Tensor) -> tf.Tensor:
-        """Return entries of this replica's value, `[k]`, at int32 indices `[k, rank]`.
-
-        Call it inside a training step. Reading the whole value would make the next
-        update copy it.
-        """
+        """Return entries of this replica's value, `[k]`, at indices `[k, rank]`."""
+        # Within a training step. Reading the whole value would make the next update
+        # copy it.
         if tracing.in_xla_context():  # does not copy, and lacks the operation below
             return tf.gather_nd(self.local(), indices)
         return tf.raw_ops.ResourceGatherNd(
@@ -203,23 +159,13 @@ class PerWorkerVariable(keras.Variable):
         return [copy.numpy() for copy in self._copies.local]
 
     def gather(self, local: bool = False) -> np.ndarray:
-        """Return the values of all workers, `[num_workers, ...]`; call it on all.
-
-        With `local`, return only those of this process, without a collective.
-        """
+        """Return the values of all workers, `[N, ...]`; a collective unless `local`."""
         if not local:
             self._meet()
         return self._copies.gather(local)
 
     def scatter(self, values: np.ndarray) -> None:
-        """Restore the values that `gather` returned, for any number of workers.
-
-        Args:
-            values: values of all workers, `[N, ...]`, N the number of workers then.
-
-        Raises:
-            ValueError: if they have another shape, as of another model or method.
-        """
+        """Restore gathered values `[N, ...]`, N the number of workers then."""
         shape = tuple(self.shape)
         if np.ndim(values) == 0 or np.shape(values)[1:] != shape:
             raise ValueError(
@@ -280,15 +226,7 @@ _SAVED = "VALUES_OF_ALL_WORKERS"
 
 
 class SharedVariable(keras.Variable):
-    """A variable that every worker computes and assigns locally, equal on all.
-
-    Reading and writing it is local. A checkpoint has the first worker's value.
-
-    Args:
-        initial_value: initial value, a NumPy array, equal on all workers.
-        dtype: name of a float dtype.
-        name: name of the variable, without slashes.
-    """
+    """A variable that every worker computes and assigns locally, equal on all."""
 
     def __init__(self, initial_value: np.ndarray, dtype: str, name: str):
         super().__init__(

@@ -64,39 +64,22 @@ def hosts(strategy: tf.distribute.Strategy) -> list[str]:
 
 
 def timeout_seconds() -> float:
-    """Return how long to wait for a worker that does not come.
-
-    40, or the environment variable `TF_DGC_TIMEOUT`.
-
-    Raises:
-        ValueError: if the variable is not a positive number.
-    """
+    """Return how long to wait for a worker: `TF_DGC_TIMEOUT`, default 40."""
     return _seconds(TIMEOUT_VARIABLE, 40)
 
 
 def start_timeout_seconds() -> float:
-    """Return how long to wait for a worker to start.
-
-    45, or the environment variable `TF_DGC_START_TIMEOUT`.
-    """
+    """Return how long a worker may take to start: `TF_DGC_START_TIMEOUT` or 45."""
     return _seconds(START_TIMEOUT_VARIABLE, 45)
 
 
 def tracing_timeout_seconds() -> float:
-    """Return how long to wait for a worker that is tracing a `tf.function`.
-
-    1200, or the environment variable `TF_DGC_TRACING_TIMEOUT`; at least
-    `timeout_seconds`.
-    """
+    """Return how long a worker may trace: `TF_DGC_TRACING_TIMEOUT`, default 1200."""
     return max(timeout_seconds(), _seconds(TRACING_TIMEOUT_VARIABLE, 1200))
 
 
 def heartbeat_timeout_seconds() -> float:
-    """Return after how many seconds without a heartbeat a worker counts as gone.
-
-    10, or the environment variable `TF_DGC_HEARTBEAT_TIMEOUT`, which
-    `multi_worker_strategy` passes to TensorFlow.
-    """
+    """Return when a silent worker is gone: `TF_DGC_HEARTBEAT_TIMEOUT`, default 10."""
     return _seconds(HEARTBEAT_TIMEOUT_VARIABLE, 10)
 
 

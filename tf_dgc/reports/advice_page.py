@@ -15,19 +15,7 @@ def advice_page(
     seconds: Mapping[int, Mapping[str, Sequence[float]]],
     links: Mapping[str, str],
 ) -> str:
-    """Return the page.
-
-    Args:
-        title: title of the page.
-        sentences: the advice.
-        rows: rows of the table, as returned by `Advice.rows`.
-        rates: bandwidths of the curves, in bits per second.
-        seconds: seconds of a step at these bandwidths, by number of workers and method.
-        links: names and values of the links' parameters.
-
-    Raises:
-        ImportError: if matplotlib is not installed.
-    """
+    """Return the page; `rates` in bits/s, `seconds` at these by workers and method."""
     page.check_figures()
     parts = [page.paragraph(sentence) for sentence in sentences]
     parts += [page.heading("Predicted"), _table(rows), *_bars(rows)]

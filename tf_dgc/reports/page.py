@@ -125,54 +125,31 @@ _SETTINGS: dict[Any, Any] = {
 
 
 class Curve(NamedTuple):
-    """A curve of a panel.
-
-    Attributes:
-        label: text of the legend.
-        x: x values.
-        y: y values; None for a gap.
-        style: line style: "-" or "--".
-        color: index of the color; None for the curve's index.
-    """
+    """A curve of a panel."""
 
     label: str
     x: Sequence[float]
-    y: Sequence[float | None]
-    style: str = "-"
-    color: int | None = None
+    y: Sequence[float | None]  # y values; None for a gap
+    style: str = "-"  # line style: "-" or "--"
+    color: int | None = None  # index of the color; None for the curve's index
 
 
 class Panel(NamedTuple):
-    """A panel of a figure of curves.
-
-    Attributes:
-        x_label: label of the x axis.
-        y_label: label of the y axis.
-        curves: curves.
-        x_unit: unit on the x axis, which gets prefixes k, M and G; None for plain
-            numbers.
-        y_unit: unit on the y axis, likewise.
-        log: logarithmic axes: "", "x", "y" or "xy".
-    """
+    """A panel of a figure of curves."""
 
     x_label: str
     y_label: str
     curves: Sequence[Curve]
-    x_unit: str | None = None
-    y_unit: str | None = None
-    log: str = ""
+    x_unit: str | None = None  # gets prefixes k, M and G; None: plain numbers
+    y_unit: str | None = None  # unit on the y axis, likewise
+    log: str = ""  # logarithmic axes: "", "x", "y" or "xy"
 
 
 class Bars(NamedTuple):
-    """Bars of one color, one per label.
-
-    Attributes:
-        label: text of the legend.
-        values: lengths; None for no bar.
-    """
+    """Bars of one color, one per label."""
 
     label: str
-    values: Sequence[float | None]
+    values: Sequence[float | None]  # lengths; None for no bar
 
 
 def check_figures() -> None:
@@ -203,16 +180,7 @@ def bars(
     unit: str | None = None,
     log: bool = False,
 ) -> str:
-    """Return horizontal bars, one group per label, as SVG.
-
-    Args:
-        labels: labels of the groups, from the top.
-        groups: bars of each color.
-        x_label: label of the x axis.
-        name: see `curves`.
-        unit: unit of the lengths, which gets prefixes k, M and G.
-        log: whether the x axis is logarithmic.
-    """
+    """Return horizontal bars, one group per label from the top, as SVG."""
     thickness = 0.8 / len(groups)
 
     def draw(all_axes: list) -> None:
@@ -274,7 +242,6 @@ def _finish(
 def _svg(
     size: tuple[float, float], name: str, num_axes: int, draw: Callable[[list], None]
 ) -> str:
-    """Return a figure as SVG, after `draw` has drawn on its axes side by side."""
     import matplotlib
     from matplotlib.figure import Figure
 

@@ -17,22 +17,13 @@ FORMAT = 1
 
 @dataclasses.dataclass(frozen=True)
 class VariableRecord:
-    """Size of one variable of the model.
+    """Size of one variable of the model."""
 
-    Attributes:
-        name: path of the variable, "dense/kernel".
-        optimizer: name of its optimizer; "" if the run has only one.
-        shape: shape of the variable.
-        dense_bytes: bytes of its whole gradient.
-        sent_bytes: bytes that one worker sends in the last step; None if known only at
-            run time.
-    """
-
-    name: str
-    optimizer: str
+    name: str  # path of the variable, "dense/kernel"
+    optimizer: str  # name of its optimizer; "" if the run has only one
     shape: tuple[int, ...]
-    dense_bytes: int
-    sent_bytes: int | None
+    dense_bytes: int  # bytes of its whole gradient
+    sent_bytes: int | None  # per worker, in the last step; None: run time
 
     @property
     def layer(self) -> str:
@@ -42,53 +33,30 @@ class VariableRecord:
 
 @dataclasses.dataclass(frozen=True)
 class EpochRecord:
-    """The end of an epoch. Totals are since the first epoch began; None if unknown.
+    """The end of an epoch. Totals are since the first epoch began; None if unknown."""
 
-    Attributes:
-        epoch: number of the epoch, from 0.
-        logs: logs by name; None for values that are not finite.
-        steps: number of steps.
-        sent_bytes: bytes that a worker sent.
-        dense_bytes: bytes that dense all-reduces would have sent.
-        seconds: seconds, including validation.
-    """
-
-    epoch: int
-    logs: dict[str, float | None]
+    epoch: int  # number of the epoch, from 0
+    logs: dict[str, float | None]  # logs by name; None for values that are not finite
     steps: int | None = None
     sent_bytes: int | None = None
     dense_bytes: int | None = None
-    seconds: float | None = None
+    seconds: float | None = None  # seconds, including validation
 
 
 @dataclasses.dataclass(frozen=True)
 class RunRecord:
-    """A run of `fit`, up to its last complete epoch.
-
-    Attributes:
-        model: name of the model.
-        workers: number of workers; None if unknown.
-        versions: versions of the packages by name.
-        methods: dictionaries by optimizer name, with "name", "collective" and
-            "settings" (the config).
-        variables: the model's trainable variables.
-        epochs: epochs in order.
-    """
+    """A run of `fit`, up to its last complete epoch."""
 
     model: str
-    workers: int | None
+    workers: int | None  # number of workers; None if unknown
     versions: dict[str, str]
-    methods: dict[str, dict[str, Any]]
+    methods: dict[str, dict[str, Any]]  # "name", "collective", "settings" by optimizer
     variables: list[VariableRecord]
     epochs: list[EpochRecord]
 
 
 def write_record(run: RunRecord, path: str | os.PathLike) -> None:
-    """Write a record atomically.
-
-    Raises:
-        OSError: if it cannot be written.
-    """
+    """Write a record atomically."""
     content = {"format": FORMAT, **dataclasses.asdict(run)}
     text = json.dumps(content, indent=1, default=_to_json)
     with replacing(pathlib.Path(path)) as temporary:
@@ -102,12 +70,7 @@ def _to_json(setting: Any) -> Any:
 
 
 def read_record(path: str | os.PathLike) -> RunRecord:
-    """Read a record.
-
-    Raises:
-        ValueError: for an invalid file.
-        OSError: if it cannot be read.
-    """
+    """Read a record; raise `ValueError` if it is invalid."""
     try:
         content = json.loads(pathlib.Path(path).read_text(encoding="utf-8"))
         if content.pop("format") != FORMAT:
@@ -148,18 +111,9 @@ _EPOCH = "epoch_"
 
 
 def read_logdir(path: str | os.PathLike) -> RunRecord:
-    """Read a directory of Keras's `TensorBoard` callback as a run.
-
-    If an epoch was logged twice, the later one counts. Bytes and steps are present if
-    `CompressionMonitor` precedes `TensorBoard` in the list of callbacks.
-
-    Args:
-        path: path of the directory, which contains "train".
-
-    Raises:
-        ImportError: if tensorboard is not installed.
-        ValueError: if it has no logs of an epoch's end.
-    """
+    """Read a directory of Keras's `TensorBoard` callback, with "train", as a run."""
+    # If an epoch was logged twice, the later one counts. Bytes and steps are present if
+    # `CompressionMonitor` precedes `TensorBoard` in the list of callbacks.
     directory = pathlib.Path(path)
     logs: dict[int, dict[str, float]] = {}
     ends: dict[int, float] = {}
@@ -184,10 +138,7 @@ def read_logdir(path: str | os.PathLike) -> RunRecord:
 def _scalars(
     directory: pathlib.Path, begins: list[float]
 ) -> Iterator[tuple[str, int, float, float]]:
-    """Yield name, epoch, value and time of each log, in the order of time.
-
-    Appends the time of the first event to `begins`.
-    """
+    """Yield name, epoch, value and time of each log, in the order of time."""
     if not directory.is_dir():
         return
     events = _load_events(directory)
@@ -239,7 +190,6 @@ def _epoch(number: int, logs: dict[str, float], seconds: float) -> EpochRecord:
 
 
 def _per_optimizer(logs: dict[str, float], name: str) -> dict[str, float]:
-    """Return each optimizer's log of some name, by its prefix."""
     return {
         key.removesuffix(name): value
         for key, value in logs.items()

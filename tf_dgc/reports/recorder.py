@@ -23,11 +23,7 @@ from tf_dgc.steps.base import plan_step, split_uncompressed
 
 
 class Recorder:
-    """Writes a record after every epoch, and continues the record of an earlier run.
-
-    Epochs of an existing record are kept if `fit` begins with a later one, as with
-    `BackupAndRestore` or `initial_epoch=`.
-    """
+    """Writes a record after every epoch, and continues the record of an earlier run."""
 
     def __init__(self, path: str | os.PathLike):
         self._path = path
@@ -76,8 +72,6 @@ class Recorder:
 
 
 class _Totals(NamedTuple):
-    """Totals of all optimizers at some time."""
-
     steps: int = 0
     sent_bytes: int = 0
     dense_bytes: int = 0
@@ -151,18 +145,11 @@ def _method(optimizer: CompressedOptimizer | LocalOptimizer) -> dict[str, Any]:
 
 
 class VariableSize(NamedTuple):
-    """Size of a variable in one step, or in one exchange of local steps.
-
-    Attributes:
-        tensor: spec of the variable's tensor.
-        dense_bytes: bytes of its whole gradient.
-        sent_bytes: bytes that a worker sends, without the header of a message; None if
-            known only at run time.
-    """
+    """Size of a variable in one step, or in one exchange of local steps."""
 
     tensor: TensorSpec
     dense_bytes: int
-    sent_bytes: int | None
+    sent_bytes: int | None  # without header; None: run time
 
 
 def sizes_per_variable(

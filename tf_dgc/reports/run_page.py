@@ -31,12 +31,7 @@ _MAX_LAYERS = 40  # the rest share one bar
 
 
 def run_page(runs: dict[str, RunRecord]) -> str:
-    """Return a page that compares runs.
-
-    Raises:
-        ImportError: if matplotlib is not installed.
-        ValueError: if one has no epoch.
-    """
+    """Return a page that compares runs."""
     page.check_figures()
     for name, run in runs.items():
         if not run.epochs:
@@ -146,7 +141,6 @@ def _staleness(runs: dict[str, RunRecord]) -> Iterable[str]:
 def _panels(
     runs: dict[str, RunRecord], names: dict[str, str], y_label: str, log: str
 ) -> list[Panel]:
-    """Return a panel for each run and optimizer with the named logs."""
     panels = []
     for run_name, run in runs.items():
         field = "steps" if _has(run, "steps") else "epoch"
@@ -203,7 +197,6 @@ def _layers(name: str, run: RunRecord) -> Iterable[str]:
 
 
 def _sum_or_none(numbers: Sequence[int | None]) -> int | None:
-    """Return a sum, or None if one of the numbers is unknown."""
     known = [number for number in numbers if number is not None]
     return sum(known) if len(known) == len(numbers) else None
 

@@ -22,23 +22,10 @@ _READ_ERRORS = (EOFError, KeyError, OSError, TypeError, ValueError, zipfile.BadZ
 
 
 class ServerCheckpoint:
-    """Writes a server's state, and restores it when the server is restarted.
+    """Writes a server's state, and restores it when the server is restarted."""
 
-    The state is weights, the optimizer's variables, the clock and the model spec. The
-    file is removed when all workers have left in order.
-
-    Several servers write a file each. They write at multiples of `seconds` of the
-    machines' clocks, and not when they end, so that all files are of about the same
-    update.
-
-    Args:
-        directory: path of the file's directory.
-        seconds: period, in seconds.
-        log: function that prints a line of the log.
-        shard: index of this server and number of servers.
-        now: function that returns the time, in seconds, equal on all machines.
-        run: number of the run, from 0.
-    """
+    # Several servers write a file each, at multiples of `seconds` of the machines'
+    # clocks, and not when they end, so that all files are of about the same update.
 
     def __init__(
         self,
@@ -61,12 +48,7 @@ class ServerCheckpoint:
     def from_environment(
         cls, log: Callable[[str], None], shard: tuple[int, int] = (0, 1)
     ) -> "ServerCheckpoint | None":
-        """Return the checkpoint that `TF_DGC_SERVER_*` configure, or None.
-
-        Raises:
-            ValueError: if the seconds are not a positive number.
-            RuntimeError: if the directory is not writable.
-        """
+        """Return the checkpoint that `TF_DGC_SERVER_*` configure, or None."""
         directory = os.environ.get(DIRECTORY_VARIABLE)
         text = os.environ.get(SECONDS_VARIABLE, str(_DEFAULT_SECONDS))
         try:
@@ -91,11 +73,7 @@ class ServerCheckpoint:
         )
 
     def restore(self, service: Service) -> None:
-        """Let a service resume from the file, if there is one.
-
-        Raises:
-            RuntimeError: if the file cannot be read.
-        """
+        """Let a service resume from the file, if there is one."""
         self._remove_unfinished()
         if not self.path.exists():
             return
@@ -117,16 +95,12 @@ class ServerCheckpoint:
         self._log(f"resumes from {self.path}, at update {restored.clock}")
 
     def _remove_unfinished(self) -> None:
-        """Remove the files of a server that was killed while it wrote."""
         with contextlib.suppress(OSError):
             for path in unfinished(self.path):
                 path.unlink(missing_ok=True)
 
     def write_if_due(self, service: Service) -> None:
-        """Write the file if a new period has begun and the model has changed.
-
-        Logs write errors and tries again in the next period: training continues.
-        """
+        """Write the file if a new period has begun and the model has changed."""
         if service.model is None:
             return
         period = int(self._now() // self._seconds)
@@ -137,10 +111,7 @@ class ServerCheckpoint:
         self._last_period = period
 
     def end(self, service: Service) -> None:
-        """Remove the file if all workers have left in order; else write it.
-
-        A server that is one of several does not write: see the class.
-        """
+        """Remove the file if all workers left in order; else write it, if alone."""
         if service.is_finished:
             self._remove()
         elif self._shard[1] == 1 and service.model is not None:
@@ -155,7 +126,6 @@ class ServerCheckpoint:
             )
 
     def _write(self, service: Service, model: ServerModel) -> bool:
-        """Write the file; return whether that succeeded."""
         spec = np.frombuffer(json.dumps(service.spec).encode(), np.uint8)
         try:
             with replacing(self.path) as path, open(path, "wb") as file:
@@ -173,11 +143,6 @@ class ServerCheckpoint:
 
 
 def _check_writable(directory: str) -> None:
-    """Create the directory, and a temporary file in it.
-
-    Raises:
-        RuntimeError: if that fails.
-    """
     try:
         os.makedirs(directory, exist_ok=True)
         with tempfile.TemporaryFile(dir=directory):

@@ -32,43 +32,23 @@ if TYPE_CHECKING:
 
 
 class PushedGradients(NamedTuple):
-    """A push to one server.
+    """A push to one server."""
 
-    Attributes:
-        words: message, int32 `[w]`.
-        step: outcome of the step of the variables that are no tables; None if all are.
-        row_entries: number of entries of table rows, an int or a scalar int64 tensor.
-    """
-
-    words: tf.Tensor
-    step: PushedStep | None
-    row_entries: int | tf.Tensor
+    words: tf.Tensor  # message, int32 `[w]`
+    step: PushedStep | None  # of variables that are no tables; None if all are
+    row_entries: int | tf.Tensor  # int or scalar int64
 
 
 class Reply(NamedTuple):
-    """A server's reply to a request.
-
-    Attributes:
-        status: status, scalar int32.
-        clock: the server's clock, scalar int64.
-        words: body, int32 `[w]`.
-    """
+    """A server's reply to a request."""
 
     status: tf.Tensor
-    clock: tf.Tensor
-    words: tf.Tensor
+    clock: tf.Tensor  # the server's clock, scalar int64
+    words: tf.Tensor  # body, int32 `[w]`
 
 
 class ServerClient:
-    """Pushes to and pulls from one server, for one `ServerOptimizer`.
-
-    Args:
-        optimizer: the optimizer.
-        shard: index of the server and number of servers.
-        variables: variables that the server holds.
-        is_table: whether each is an embedding table, of which rows are sent.
-        worker_state: this worker's state for the variables that are no tables.
-    """
+    """Pushes to and pulls from one server, for one `ServerOptimizer`."""
 
     def __init__(
         self,
@@ -162,15 +142,9 @@ class ServerClient:
         settings: StepSettings,
         worker: int,
     ) -> PushedGradients:
-        """Compress the gradients of this server's variables and return the push.
-
-        Args:
-            gradients: gradients, as `clip` returns them.
-            scales: factor of each; NaN for all, if one is not finite and there are
-                tables or several servers.
-            settings: the optimizer's settings.
-            worker: index of this worker.
-        """
+        """Compress the gradients of this server's variables and return the push."""
+        # All scales are NaN if one gradient is not finite and there are tables or
+        # several servers.
         plain, of_tables = split_tables(
             list(zip(gradients, scales, strict=True)), self._is_table
         )
@@ -268,19 +242,11 @@ _WORDS = tf.TensorSpec([None], tf.int32)
 
 
 class ServerConnection:
-    """Sends requests to the server, eagerly and in functions, one at a time.
+    """Sends requests to the server, eagerly and in functions, one at a time."""
 
-    A request without a reply is sent again for up to `TF_DGC_TIMEOUT` seconds; the
-    server acts on it once. It raises a `tf.errors.OpError` when run, if the server
-    refuses it or does not respond.
-
-    Args:
-        task: task of this process, a worker, with the index of the server.
-
-    Attributes:
-        clock: the server's clock as this worker last saw it, scalar int64.
-        heartbeat: heartbeat to the server.
-    """
+    # A request without a reply is sent again for up to `TF_DGC_TIMEOUT` seconds; the
+    # server acts on it once. When run, it raises a `tf.errors.OpError` if it is
+    # refused.
 
     def __init__(self, task: Task):
         failures.show_own_errors_plainly()
@@ -327,11 +293,7 @@ class ServerConnection:
                 time.sleep(0.2)
 
     def join(self, spec: ModelSpec, steps: int) -> tuple[bool, int]:
-        """Join the run.
-
-        Returns:
-            Whether the server needs this worker's initial weights, and its clock.
-        """
+        """Join the run; return whether the server needs weights, and its clock."""
         self.heartbeat.start()
         text = model_spec.model_spec_text({**spec, "steps": steps})
         reply = self.request(Kind.JOIN, tf.constant(messages.encode_text(text)))
@@ -343,12 +305,9 @@ class ServerConnection:
         self.request(Kind.INITIALIZE, pulls.collect_words(variables))
 
     def start(self, variables: Sequence[keras.Variable]) -> bool:
-        """Wait for the other workers; set the variables and `clock` to the server's.
-
-        Returns:
-            False if the worker that was to send the initial weights is gone, so that
-            this worker must join again.
-        """
+        """Wait for the other workers; set variables and `clock` to the server's."""
+        # Returns False if the worker that was to send the initial weights is gone, so
+        # that this worker must join again.
         reply = self.request(Kind.START)
         if reply.status == Status.REJOIN:
             return False
@@ -363,14 +322,8 @@ class ServerConnection:
         step: Any = 0,
         learning_rate: Any = float("nan"),
     ) -> Reply:
-        """Send a request and wait for its reply.
-
-        Args:
-            kind: kind of the request.
-            body: words, int32 `[w]`.
-            step: the server's clock as this worker last saw it, scalar int64.
-            learning_rate: learning rate, a scalar, NaN for a schedule.
-        """
+        """Send a request with int32 words `[w]` and wait for its reply."""
+        # `step` is the server's clock as last seen, `learning_rate` NaN for a schedule.
         body = tf.convert_to_tensor(body, tf.int32)
         step = tf.cast(step, tf.int64)
         learning_rate = tf.cast(learning_rate, tf.float64)
@@ -384,7 +337,6 @@ class ServerConnection:
         learning_rate: tf.Tensor,
         body: tf.Tensor,
     ) -> tuple[tf.Tensor, tf.Tensor, tf.Tensor]:
-        """Send all parts of a request, wait, and fetch all parts of the reply."""
         parts = tf.maximum(1, -(-tf.size(body) // MAX_WORDS))
 
         def send_part(part: tf.Tensor) -> ReplyMessage:
@@ -418,7 +370,6 @@ class ServerConnection:
     def _fetch_parts(
         self, first: "ReplyMessage", step: tf.Tensor, learning_rate: tf.Tensor
     ) -> tf.Tensor:
-        """Return the whole body of a reply, given its first part."""
         bodies = tf.TensorArray(
             tf.int32, first.parts, infer_shape=False, element_shape=[None]
         ).write(0, first.body)
@@ -513,11 +464,9 @@ _BUSY = 0.05  # share of a processor above which a process counts as computing
 
 
 class Heartbeat:
-    """Tells the server periodically that this process lives, and whether it computes.
+    """Tells the server periodically that this process lives, and computes."""
 
-    A worker computes without sending requests while it traces or evaluates. At the
-    process's exit the heartbeat leaves the run, with the error that ends the process.
-    """
+    # At the process's exit it leaves the run, with the error that ends the process.
 
     def __init__(self, client: rpc.Client, task: Task, incarnation: int):
         self._client, self._incarnation = client, incarnation
@@ -590,7 +539,6 @@ class Heartbeat:
 
 
 def _last_error() -> BaseException | None:
-    """Return the error that the interpreter showed last, such as when it ends."""
     return getattr(sys, "last_value", None)
 
 
@@ -600,37 +548,22 @@ _HEAD_WORDS = REPLY.itemsize // 4
 
 
 class RequestMessage(NamedTuple):
-    """Fields of a request's head that differ between messages.
+    """Fields of a request's head that differ between messages."""
 
-    Attributes:
-        kind: kind, scalar int32.
-        step: the server's clock as this worker last saw it, scalar int64.
-        learning_rate: learning rate, scalar float64, NaN for a schedule.
-        part: index of this part of the body, scalar int32.
-        parts: number of parts of the body, scalar int32.
-    """
-
-    kind: tf.Tensor
-    step: tf.Tensor
-    learning_rate: tf.Tensor
-    part: tf.Tensor
-    parts: tf.Tensor
+    kind: tf.Tensor  # kind, scalar int32
+    step: tf.Tensor  # the server's clock as this worker last saw it, scalar int64
+    learning_rate: tf.Tensor  # learning rate, scalar float64, NaN for a schedule
+    part: tf.Tensor  # index of this part of the body, scalar int32
+    parts: tf.Tensor  # number of parts of the body, scalar int32
 
 
 class ReplyMessage(NamedTuple):
-    """One part of a reply.
+    """One part of a reply."""
 
-    Attributes:
-        status: status, scalar int32.
-        clock: number of updates applied to the weights, scalar int64.
-        parts: number of parts of the whole body, scalar int32.
-        body: words of this part, int32 `[w]`.
-    """
-
-    status: tf.Tensor
-    clock: tf.Tensor
-    parts: tf.Tensor
-    body: tf.Tensor
+    status: tf.Tensor  # status, scalar int32
+    clock: tf.Tensor  # number of updates applied to the weights, scalar int64
+    parts: tf.Tensor  # number of parts of the whole body, scalar int32
+    body: tf.Tensor  # words of this part, int32 `[w]`
 
 
 def frame_request(
@@ -699,12 +632,10 @@ def reply_text(body: tf.Tensor) -> tf.Tensor:
 
 
 def _checksum(words: tf.Tensor) -> tf.Tensor:
-    """Return `messages.checksum` of int32 `[w]`, a scalar int32."""
     return tf.reduce_sum(words * (2 * tf.range(tf.size(words)) + 1))
 
 
 def _field(head: tf.Tensor, name: str) -> tf.Tensor:
-    """Return a field of a reply's head, a scalar."""
     dtype = tf.as_dtype(REPLY[name])
     offset, width = _offset(REPLY, name), dtype.size // 4
     words = head[offset : offset + width]

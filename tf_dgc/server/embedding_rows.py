@@ -16,17 +16,11 @@ from tf_dgc.steps.accumulation import Gradient
 
 
 class TableSpec(NamedTuple):
-    """Spec of a table, equal on the server and the workers.
-
-    Attributes:
-        num_rows: number of rows.
-        width: number of entries of a row.
-        dtype: type of the sent values, float32 or float64.
-    """
+    """Spec of a table, equal on the server and the workers."""
 
     num_rows: int
-    width: int
-    dtype: tf.DType
+    width: int  # number of entries of a row
+    dtype: tf.DType  # type of the sent values, float32 or float64
 
     @property
     def row_words(self) -> int:
@@ -35,15 +29,10 @@ class TableSpec(NamedTuple):
 
 
 class TableRows(NamedTuple):
-    """Some rows of a table.
+    """Some rows of a table."""
 
-    Attributes:
-        ids: ids of the rows, ascending, int32 `[r]`.
-        values: values, `[r, width]`.
-    """
-
-    ids: np.ndarray | tf.Tensor
-    values: np.ndarray | tf.Tensor
+    ids: np.ndarray | tf.Tensor  # ids of the rows, ascending, int32 `[r]`
+    values: np.ndarray | tf.Tensor  # values, `[r, width]`
 
 
 def table_spec(variable: keras.Variable) -> TableSpec:
@@ -58,13 +47,8 @@ def encode_rows(
     gradients: Sequence[Gradient],
     scales: Sequence[tf.Tensor],
 ) -> tf.Tensor:
-    """Return the rows of gradients as words, int32 `[w]`.
-
-    Args:
-        tables: specs of the tables.
-        gradients: `tf.IndexedSlices` whose indices are ascending and distinct.
-        scales: factor of each, a scalar; NaN to send no rows.
-    """
+    """Return rows as int32 words `[w]`; a NaN scale sends no rows of that table."""
+    # The gradients are `tf.IndexedSlices` with ascending and distinct indices.
     parts = []
     for table, gradient, scale in zip(tables, gradients, scales, strict=True):
         num_rows = tf.where(tf.math.is_finite(scale), tf.size(gradient.indices), 0)
@@ -95,12 +79,7 @@ def assign_rows(
 def read_rows(
     tables: Sequence[TableSpec], words: np.ndarray
 ) -> tuple[list[TableRows], np.ndarray]:
-    """Return each table's rows from a push, int32 `[w]`, and the remaining words.
-
-    Raises:
-        ValueError: for too few words, and for ids that are not ascending or out of
-            range.
-    """
+    """Return each table's rows from a push, int32 `[w]`, and the remaining words."""
     rows = []
     for table in tables:
         num_rows = int(words[0]) if len(words) else -1

@@ -17,14 +17,7 @@ from tf_dgc.server.staleness_correction import StalenessCorrection
 
 
 class EmbeddingTables:
-    """The server's tables.
-
-    Stores for each row the update that changed it last, and for each worker the update
-    of its last pull.
-
-    Raises:
-        ValueError: for an optimizer that changes rows that were not pushed.
-    """
+    """The server's tables: last update of each row, last pull of each worker."""
 
     def __init__(
         self,

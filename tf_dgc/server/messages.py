@@ -83,17 +83,11 @@ class Status(enum.IntEnum):
 
 
 class Push(NamedTuple):
-    """A worker's push.
+    """A worker's push."""
 
-    Attributes:
-        words: message, int32 `[w]`.
-        worker: index of the worker.
-        step: the server's clock by which the push was planned.
-    """
-
-    words: np.ndarray
+    words: np.ndarray  # message, int32 `[w]`
     worker: int
-    step: int
+    step: int  # the server's clock by which the push was planned
 
 
 class InvalidMessageError(Exception):
@@ -110,13 +104,7 @@ def secret_words(secret: str | None = None) -> list[int]:
 
 
 def add_frame(form: np.dtype, body: np.ndarray, **fields: Any) -> np.ndarray:
-    """Return a message.
-
-    Args:
-        form: type of the head, `REQUEST` or `REPLY`.
-        body: words, int32 `[w]`.
-        **fields: fields of the head except the magic number, length and checksum.
-    """
+    """Return a message of a head (`REQUEST` or `REPLY`) with `fields` and a body."""
     head = np.zeros((), form)
     for name, value in {**fields, "magic": _MAGIC, "length": len(body)}.items():
         head[name] = value
@@ -138,11 +126,7 @@ def frame_refusal(head: Any, reason: str) -> np.ndarray:
 
 
 def remove_frame(form: np.dtype, words: np.ndarray) -> tuple[Any, np.ndarray]:
-    """Return the head and the body of a message.
-
-    Raises:
-        InvalidMessageError: for a malformed message.
-    """
+    """Return head and body of a message; raise `InvalidMessageError` if malformed."""
     size = form.itemsize // 4
     if len(words) < size:
         raise InvalidMessageError(f"it has {len(words)} words, and a head has {size}")

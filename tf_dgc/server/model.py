@@ -29,14 +29,7 @@ DEFAULT_STRENGTH = 0.04
 
 
 class ServerModel:
-    """A server's part of the model, updated by pushes.
-
-    Attributes:
-        variables: the variables.
-        optimizer: the inner optimizer.
-        clock: number of updates.
-        ages: number of pushes by age, the updates since their weights.
-    """
+    """A server's part of the model, updated by pushes."""
 
     def __init__(self, spec: ModelSpec):
         settings, num_workers = spec["settings"], spec["num_workers"]
@@ -97,10 +90,8 @@ class ServerModel:
         self._cached_words = None
 
     def state(self) -> np.ndarray:
-        """Return the bits of all variables, including the optimizer's, int32 `[w]`.
-
-        Excludes the learning rate, which is a variable in some models only.
-        """
+        """Return the bits of all variables, also the optimizer's, int32 `[w]`."""
+        # Without the learning rate, which is a variable in some models only.
         return pulls.collect_words(self._all_variables()).numpy()
 
     def restore(self, words: np.ndarray, clock: int, learning_rate: float) -> None:
@@ -176,15 +167,8 @@ class ServerModel:
             self.optimizer.learning_rate = learning_rate
 
     def apply(self, pushes: Sequence[Push]) -> int:
-        """Take one step with the sum of some pushes.
-
-        Returns:
-            Number of pushes left out because their gradients were not finite.
-
-        Raises:
-            ValueError: if their steps differ, or for invalid rows.
-            tf.errors.InvalidArgumentError: for an invalid push; updates nothing.
-        """
+        """Take one step with the sum of pushes; return how many were not finite."""
+        # An invalid push raises before anything is updated.
         steps = {push.step for push in pushes}
         if len(steps) > 1:
             raise ValueError(
@@ -238,11 +222,7 @@ class ServerModel:
         return rows, words
 
     def _step_function(self, workers: tuple[int, ...]) -> Callable:
-        """Return the traced step for pushes of some workers, of any length.
-
-        It depends on the number of workers alone, unless delay compensation needs the
-        worker's weights.
-        """
+        """Return the traced step for pushes of some workers, of any length."""
         key = workers if self._compensation else (len(workers),)
         if key not in self._step_functions:
             signature = [
@@ -284,17 +264,15 @@ class ServerModel:
 
     @property
     def _changes_only_touched(self) -> bool:
-        """Whether an update changes no weight whose gradient is 0."""
         rule = update.find_native_rule(self.optimizer, self._plain)
         return rule is not None and rule.is_plain_sgd
 
 
 class LearningRateCorrection:
-    """Divides a push's learning rate by its age (Zhang et al., IJCAI 2016, eq. 6).
+    """Divides a push's learning rate by its age (Zhang et al., IJCAI 2016, eq. 6)."""
 
-    A push is a gradient divided by N, so the learning rate is multiplied by
-    N / (age + 1). With workers of equal speed, ages are N - 1 and the factor is 1.
-    """
+    # A push is a gradient divided by N, so the learning rate is multiplied by N / (age
+    # + 1). With workers of equal speed, ages are N - 1 and the factor is 1.
 
     def __init__(self, optimizer: keras.optimizers.Optimizer, num_workers: int):
         self._num_workers = num_workers
@@ -323,11 +301,10 @@ class LearningRateCorrection:
 
 
 class DelayCompensation:
-    """Corrects a gradient for updates since its weights (DC-ASGD, ICML 2017).
+    """Corrects a gradient for updates since its weights (DC-ASGD, ICML 2017)."""
 
-    The corrected gradient is `g + strength * g * g * (weights - old weights)` (Zheng et
-    al., eq. 10) for entries that were pushed. Stores a copy of the model per worker.
-    """
+    # It becomes `g + strength * g * g * (weights - old weights)` (Zheng et al., eq. 10)
+    # for entries that were pushed. Stores a copy of the model per worker.
 
     def __init__(
         self, variables: Sequence[keras.Variable], strength: float, num_workers: int
@@ -373,12 +350,7 @@ class DelayCompensation:
 
 
 def initial_model(spec: ModelSpec, words: np.ndarray) -> ServerModel:
-    """Return the model with a worker's initial weights.
-
-    Raises:
-        ValueError: for a wrong number of words (before creating any variable), and if
-            the model cannot be created.
-    """
+    """Return the model with a worker's initial weights."""
     expected = model_spec.model_words(spec)
     if len(words) != expected:
         raise ValueError(
@@ -398,23 +370,12 @@ def initial_model(spec: ModelSpec, words: np.ndarray) -> ServerModel:
 
 
 class RestoredModel(NamedTuple):
-    """Content of a checkpoint.
-
-    The checkpoint has weights and the optimizer's state. The workers that join decide
-    how training continues: their number, mode, compressor and learning rate.
-
-    Attributes:
-        path: path of the file.
-        spec: model spec of the server that wrote it.
-        words: bits of all variables, including the optimizer's, int32 `[w]`.
-        clock: number of updates.
-        learning_rate: learning rate.
-    """
+    """Content of a checkpoint; settings come from the workers that join."""
 
     path: pathlib.Path
-    spec: ModelSpec
-    words: np.ndarray
-    clock: int
+    spec: ModelSpec  # model spec of the server that wrote it
+    words: np.ndarray  # bits of all variables, including the optimizer's, int32 `[w]`
+    clock: int  # number of updates
     learning_rate: float
 
     def difference(self, spec: ModelSpec) -> str | None:
@@ -430,11 +391,7 @@ class RestoredModel(NamedTuple):
         )
 
     def create_model(self, spec: ModelSpec) -> ServerModel:
-        """Return the model in the checkpoint's state, with the workers' settings.
-
-        Raises:
-            ValueError: if the state does not match the model spec.
-        """
+        """Return the model in the checkpoint's state, with the workers' settings."""
         try:
             model = ServerModel(spec)
             model.restore(self.words, self.clock, self.learning_rate)

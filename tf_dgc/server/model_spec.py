@@ -34,11 +34,7 @@ def create_model_spec(
     shard: tuple[int, int] = (0, 1),
     run: int = 0,
 ) -> ModelSpec:
-    """Return the model spec for one server.
-
-    `uncompressed` and `is_table` say of each variable whether it is sent uncompressed,
-    and whether it is an embedding table, of which rows are sent.
-    """
+    """Return the model spec for one server."""
     serialize = keras.saving.serialize_keras_object
     return state.without_identities(
         {
@@ -68,11 +64,7 @@ def create_model_spec(
 
 
 def model_spec_text(spec: ModelSpec) -> str:
-    """Return a model spec as JSON text.
-
-    Raises:
-        ValueError: if it has a value that JSON cannot represent.
-    """
+    """Return a model spec as JSON text."""
     try:
         return json.dumps(spec, sort_keys=True)
     except (TypeError, ValueError) as error:
@@ -124,10 +116,7 @@ def learning_rate_of(spec: ModelSpec) -> float | None:
 def spec_difference(
     expected: ModelSpec, actual: ModelSpec, compare_learning_rates: bool = True
 ) -> str | None:
-    """Return the differences between two model specs, for errors; None if equal.
-
-    Ignores names, which Keras numbers per process.
-    """
+    """Return the differences between two model specs except names; None if equal."""
     expected, actual = _without_names(expected), _without_names(actual)
     configs = [expected["optimizer"]["config"], actual["optimizer"]["config"]]
     if not compare_learning_rates and all(

@@ -40,10 +40,7 @@ _WAKE_SECONDS = 0.2
 
 
 def find_worker_task() -> Task | None:
-    """Return this worker's task; in a server, serve and end the process.
-
-    Returns None outside of a cluster while a saved model is loaded.
-    """
+    """Return this worker's task (None while loading); a server serves and ends here."""
     if tf_config.is_loading() and not tasks.is_cluster():
         return None
     task = tasks.find_task()
@@ -63,16 +60,7 @@ def serve_and_exit(task: Task) -> NoReturn:
 
 
 def serve(task: Task) -> rpc.Server:
-    """Serve the workers of a cluster until they have left.
-
-    Returns:
-        The transport, which the caller must keep: see `serve_and_exit`.
-
-    Raises:
-        RuntimeError: if the server cannot listen on its address, write its checkpoint,
-            or resume from it.
-        ValueError: for an environment variable that is not a number of seconds.
-    """
+    """Serve the workers until they left; the caller keeps the transport it returns."""
     limits, log = Limits.from_environment(), _logger(*task.shard)
     checkpoint = ServerCheckpoint.from_environment(log, task.shard)
     try:
@@ -108,11 +96,9 @@ def serve(task: Task) -> rpc.Server:
 
 
 def _try_to_bind(address: str) -> None:
-    """Raise `OSError` or `ValueError` for an unusable address, where TensorFlow waits.
-
-    Uses `SO_REUSEADDR` as TensorFlow's servers do: a port that `tf-dgc run` holds is
-    free.
-    """
+    """Raise for an unusable address, where TensorFlow waits."""
+    # Uses `SO_REUSEADDR` as TensorFlow's servers do: a port that `tf-dgc run` holds is
+    # free.
     host, _, port = address.rpartition(":")
     family, kind, *_, location = socket.getaddrinfo(
         host.strip("[]"), int(port), type=socket.SOCK_STREAM
@@ -129,7 +115,6 @@ def _wake(transport: rpc.Server, done: threading.Event) -> None:
 
 
 def _logger(index: int, num_servers: int) -> Callable[[str], None]:
-    """Return a function that prints a line of the log."""
     name = "server" if num_servers == 1 else f"server {index} of {num_servers}"
 
     def log(line: str) -> None:
@@ -149,21 +134,10 @@ class Transport(Protocol):
 
 
 class ServerLoop:
-    """Receives messages, rejects malformed ones, and answers each exactly once.
+    """Receives messages, rejects malformed ones, and answers each exactly once."""
 
-    Worker i has two slots: slot i for its steps, and slot N + i for heartbeats, also
-    while a step waits.
-
-    Args:
-        transport: source of messages.
-        num_workers: number of workers, N.
-        limits: time limits.
-        secret: text that all processes share, or None for that of `TF_DGC_SECRET`.
-        log: function that prints a line of the log.
-        now: function that returns the time, in seconds.
-        checkpoint: checkpoint to write and to resume from; None for none.
-        shard: index of this server and number of servers.
-    """
+    # Worker i has two slots: slot i for its steps, and slot N + i for heartbeats, also
+    # while a step waits.
 
     def __init__(
         self,
@@ -183,11 +157,7 @@ class ServerLoop:
         self._log, self._now = log, now
 
     def run(self) -> None:
-        """Serve until all runs are over.
-
-        Raises:
-            RuntimeError: if the first run's checkpoint cannot be read.
-        """
+        """Serve until all runs are over."""
         self.runs.service(0)
         while not self.runs.is_over(self._now()):
             slot, words = self._transport.take()
@@ -200,7 +170,6 @@ class ServerLoop:
         self.runs.close()
 
     def _receive(self, slot: int, words: np.ndarray) -> None:
-        """Receive a message of a slot and reply to it once."""
         try:
             head, body = remove_frame(REQUEST, words)
             kind = self._check(slot, head)
@@ -233,7 +202,6 @@ class ServerLoop:
                     self._handle(service, member, head, whole)
 
     def _check(self, slot: int, head: Any) -> Kind:
-        """Return the kind of a message."""
         if not hmac.compare_digest(head["secret"].tobytes(), self._secret):
             raise InvalidMessageError(
                 "its secret differs (environment variable TF_DGC_SECRET)"
@@ -251,7 +219,6 @@ class ServerLoop:
     def _handle(
         self, service: Service, member: Member, head: Any, body: np.ndarray
     ) -> None:
-        """Handle a whole request of a member."""
         kind = Kind(head["kind"])
         if kind == Kind.PUSH:
             push = Push(body, member.worker, int(head["step"]))
@@ -262,10 +229,7 @@ class ServerLoop:
         service.handle(member, kind, body, self._now())
 
     def _receive_newcomer(self, slot: int, head: Any, body: np.ndarray) -> None:
-        """Receive a message of a process that does not take part.
-
-        Another process of the same worker continues until this one is admitted.
-        """
+        """Receive a message of a process that does not take part."""
         if head["kind"] != Kind.JOIN:
             reason = (
                 f"The server does not know this process of worker {slot}: the server "
@@ -315,7 +279,6 @@ class ServerLoop:
 
     @contextlib.contextmanager
     def _expel_on_error(self, member: Member) -> Iterator[None]:
-        """Expel the sender of a message that causes an error; the others continue."""
         try:
             yield
         except Exception as error:
@@ -325,12 +288,11 @@ class ServerLoop:
 
 
 class TrainingRuns:
-    """Services of the runs of a cluster.
+    """Services of the runs of a cluster."""
 
-    The workers' first `ServerOptimizer`s form run 0, their second ones run 1, and so
-    on. A worker takes part in one run at a time: joining a later run ends its part in
-    the earlier ones, in which other workers may still train.
-    """
+    # The workers' first `ServerOptimizer`s form run 0, their second ones run 1, and so
+    # on. A worker takes part in one run at a time: joining a later one ends its part in
+    # earlier ones, in which other workers may still train.
 
     def __init__(
         self,
@@ -348,11 +310,7 @@ class TrainingRuns:
         self._left: set[int] = set()  # incarnations of processes that have left
 
     def service(self, run: int) -> Service:
-        """Return the service of a run, resumed from its checkpoint if there is one.
-
-        Raises:
-            RuntimeError: if the checkpoint cannot be read.
-        """
+        """Return the service of a run, resumed from its checkpoint if there is one."""
         if run not in self._services:
             log = self._logger(run)
             service = Service(self._num_workers, self._shard, self._limits, log)
@@ -366,7 +324,6 @@ class TrainingRuns:
         return iter(list(self._services.values()))
 
     def _logger(self, run: int) -> Callable[[str], None]:
-        """Return a log whose lines name the run, except the first run."""
         if run == 0:
             return self._log
         return lambda line: self._log(f"run {run + 1}: {line}")

@@ -24,15 +24,10 @@ from tf_dgc.steps.base import StepPlan
 
 
 class PullLayout(NamedTuple):
-    """Layout of a sparse pull, equal on the server and the worker.
-
-    Attributes:
-        tensors: specs of the variables.
-        counts: number of entries of each that are sent.
-    """
+    """Layout of a sparse pull, equal on the server and the worker."""
 
     tensors: Sequence[TensorSpec]
-    counts: Sequence[int]
+    counts: Sequence[int]  # number of entries of each that are sent
 
     @property
     def num_words(self) -> int:
@@ -46,15 +41,7 @@ def pull_layout(
     num_workers: int,
     sparsity: float | None,
 ) -> PullLayout:
-    """Return the layout of sparse pulls.
-
-    Args:
-        tensors: specs of all variables.
-        compressor: compressor of the pushes.
-        num_workers: number of workers, N.
-        sparsity: share of entries that a pull leaves out; None for as many entries as N
-            pushes of `TopK` have.
-    """
+    """Return the layout of sparse pulls; by default as large as N pushes of `TopK`."""
     tensors = [
         TensorSpec(t.label, t.shape, t.dtype, t.uncompressed or t.size == 0)
         for t in tensors
@@ -131,11 +118,7 @@ _LISTED_SHARE = 1 / 16
 
 
 class ChangedEntries:
-    """Entries that pushes have changed since a worker's last pull.
-
-    Args:
-        sizes: number of entries of each tensor; 0 for those that are always sent.
-    """
+    """Entries that pushes changed since a worker's last pull; size 0: always sent."""
 
     def __init__(self, sizes: Sequence[int]):
         self._limit = _LISTED_SHARE * sum(sizes)
@@ -149,12 +132,7 @@ class ChangedEntries:
         self._positions: list[list[np.ndarray]] = [[] for _ in self._sizes]
 
     def add(self, touched: Sequence[np.ndarray] | None) -> None:
-        """Add entries that an update may have changed.
-
-        Args:
-            touched: positions in each tensor, int32 `[m]`, unordered and possibly
-                repeated; None if any entry may have changed.
-        """
+        """Add positions, int32 `[m]` per tensor, maybe repeated; None for all."""
         if not self._is_listed:
             return
         if touched is None:
@@ -172,10 +150,7 @@ class ChangedEntries:
         self._count += len(positions)
 
     def take(self) -> list[np.ndarray] | None:
-        """Return the positions in each tensor, ascending and distinct, and clear them.
-
-        Returns None, and clears nothing, if any entry may have changed.
-        """
+        """Return ascending, distinct positions and clear them; None for all, kept."""
         if not self._is_listed:
             return None
         positions = self._distinct()
@@ -199,11 +174,10 @@ class ChangedEntries:
 
 
 class WorkerCopies:
-    """Copies of the weights that the workers have, from which sparse pulls are chosen.
+    """Copies of the weights that the workers have, to choose sparse pulls by."""
 
-    Where an update changes only entries that were pushed, the candidates of a pull are
-    listed; otherwise the pull compares all weights with the copy.
-    """
+    # Where an update changes only entries that were pushed, the candidates of a pull
+    # are listed; otherwise the pull compares all weights with the copy.
 
     def __init__(self, variables: Sequence[keras.Variable], layout: PullLayout):
         self._variables, self._layout = variables, layout

@@ -29,16 +29,7 @@ _RESTART_OR_CHANGE_MODE = (
 
 
 class Service:
-    """Trains one model with the pushes of the workers. Times are in seconds.
-
-    Attributes:
-        members: worker processes that take part.
-        model: the model; None before the initial weights arrive.
-        clock: the clock; None before the first worker has joined.
-        pushes: pushes that have not been applied; None likewise.
-        spec: the first worker's model spec; None likewise.
-        failure: why no worker can continue, or None.
-    """
+    """Trains one model with the pushes of the workers. Times are in seconds."""
 
     def __init__(
         self,
@@ -107,7 +98,6 @@ class Service:
         self._join(member)
 
     def _check_spec(self, spec: ModelSpec) -> str | None:
-        """Return why a worker with a model spec cannot join, or None."""
         error = self._spec_error(spec)
         if error is not None:
             return (
@@ -177,7 +167,6 @@ class Service:
         member.reply(SessionReply(body=encode_text(json.dumps(fields))))
 
     def _initialize(self, member: Member, words: np.ndarray) -> None:
-        """Create the model with a worker's initial weights."""
         if self.spec is None or self._initializer is not member or self.model:
             member.refuse("the server did not ask for initial weights")
             return
@@ -194,19 +183,13 @@ class Service:
         member.reply(SessionReply())
 
     def push(self, member: Member, push: Push, learning_rate: float) -> str | None:
-        """Receive a push; return why it is refused, or None.
-
-        The learning rate is the worker's, NaN for a schedule.
-        """
+        """Receive a push; return why it is refused, or None."""
         if self.model is None or self.pushes is None or not member.has_weights:
             return "a push came before the worker asked for the initial weights"
         return self.pushes.add(member, push, learning_rate, self.model)
 
     def drop(self, member: Member, reason: str, is_finished: bool = False) -> None:
-        """Remove a member that has left in order (`is_finished`) or is lost.
-
-        `reason` is a predicate that follows its name in the log.
-        """
+        """Remove a member that left or is lost; the log says its name and `reason`."""
         if self.members.get(member.worker) is not member:
             return
         del self.members[member.worker]
@@ -231,10 +214,7 @@ class Service:
         return self.spec is not None and self.spec["settings"]["mode"] == "sync"
 
     def advance(self, now: float) -> None:
-        """Apply the pushes of complete steps; reply to workers that may continue.
-
-        Call it after every message and periodically.
-        """
+        """Apply complete steps; call it after every message and periodically."""
         lease = self._limits.lease
         for member in self.members.silent(now, lease):
             self.drop(
@@ -252,7 +232,6 @@ class Service:
         self.members.record_presence(now)
 
     def _start(self, now: float) -> None:
-        """Start the clock once enough workers have joined."""
         if self._is_started or self.clock is None or self.model is None:
             return
         missing, first_join = self.members.missing, self.members.first_join
@@ -292,7 +271,6 @@ class Service:
             member.reply_wait_after(now, self._limits.hold)
 
     def _timeout_advice(self, num_idle: int) -> str:
-        """Return what to do about some workers that are alive and idle."""
         settings = cast(ModelSpec, self.spec)["settings"]
         num_present = len(cast(StepClock, self.clock).workers)
         quorum = f"a `quorum` of at most {num_present - num_idle}"
@@ -308,11 +286,7 @@ class Service:
         )
 
     def is_over(self, now: float) -> bool:
-        """Whether all workers have left in order, or no more will join.
-
-        After the last member is lost, another process may take its place until
-        `TF_DGC_START_TIMEOUT` is over.
-        """
+        """Whether all workers have left in order, or no more will join in time."""
         if self.members or self.members.first_join is None:
             return False
         return (
@@ -334,11 +308,7 @@ class Service:
 
 
 class PendingPushes:
-    """Pushes that have not been applied, with their senders.
-
-    Attributes:
-        num_late: number of pushes that came after their step.
-    """
+    """Pushes that have not been applied, with their senders."""
 
     def __init__(self, clock: StepClock, log: Callable[[str], None]):
         self.num_late = 0
@@ -371,11 +341,9 @@ class PendingPushes:
     def _set_learning_rate(
         self, member: Member, learning_rate: float, model: ServerModel
     ) -> None:
-        """Set the learning rate, if it changed on a worker that is not behind others.
-
-        The callbacks of a process that has pushed less than another are at an earlier
-        epoch; their changes apply once it has caught up.
-        """
+        """Set the learning rate if it changed, unless the worker is behind others."""
+        # The callbacks of a process that has pushed less than another are at an earlier
+        # epoch.
         if (
             math.isnan(learning_rate)
             or learning_rate == member.learning_rate
@@ -410,7 +378,6 @@ class PendingPushes:
 def _apply_valid(
     model: ServerModel, pushes: Sequence[tuple[Push, Member]]
 ) -> Iterator[tuple[Member, str]]:
-    """Take a step without invalid pushes; yield their senders and the reason."""
     try:
         model.apply([push for push, _ in pushes])
     except Exception as error:  # any class, as a push may be anything

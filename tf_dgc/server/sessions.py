@@ -27,35 +27,19 @@ _LOST = "a message was lost or is of another process"
 
 @dataclasses.dataclass
 class SessionReply:
-    """Reply to a request, before it is divided into parts.
-
-    Attributes:
-        status: status.
-        body: all words, int32 `[w]`.
-        clock: number of updates applied to the weights.
-    """
+    """Reply to a request, before it is divided into parts."""
 
     status: Status = Status.DONE
-    body: np.ndarray = dataclasses.field(default_factory=lambda: _EMPTY)
-    clock: int = 0
+    body: np.ndarray = dataclasses.field(default_factory=lambda: _EMPTY)  # int32 `[w]`
+    clock: int = 0  # number of updates applied to the weights
 
 
 class WorkerSession:
-    """Receives the messages of one worker process; accepts each request once and whole.
+    """Receives messages of one process; accepts each request once and whole."""
 
-    A worker that got no reply repeats its request; it gets the same reply, and the
-    request acts once. Every message gets exactly one reply, in the order of arrival: a
-    caller that is gone still takes one reply, which must not be its successor's.
-
-    Args:
-        incarnation: random number of the process.
-        number: number of the process's request before the first.
-        send: function that sends words as the reply to the oldest unanswered message.
-
-    Attributes:
-        incarnation: random number of the process.
-        pending: kind of the request that has no reply yet, or None.
-    """
+    # A worker that got no reply repeats its request; it gets the same reply. Every
+    # message gets exactly one reply, in the order of arrival: a caller that is gone
+    # still takes one, which must not be its successor's.
 
     def __init__(
         self, incarnation: int, number: int, send: Callable[[np.ndarray], None]
@@ -71,10 +55,7 @@ class WorkerSession:
     def receive(
         self, head: Any, body: np.ndarray, max_words: int = MAX_WORDS
     ) -> np.ndarray | None:
-        """Receive a message; return the body of a request that is complete and new.
-
-        Replies to all other messages.
-        """
+        """Receive a message; return the body of a request that is complete and new."""
         if head["number"] == self._number:
             self._repeat_reply()
             return None
@@ -98,7 +79,6 @@ class WorkerSession:
         return whole
 
     def _check_part(self, head: Any, body: np.ndarray, max_words: int) -> str | None:
-        """Return why a part is not the next one, or None."""
         if head["part"] not in (0, len(self._parts)):
             return f"part {head['part']} came out of order: {_LOST}"
         if head["part"] == 0:
@@ -115,11 +95,9 @@ class WorkerSession:
         self._reply_part(reply.status, 0)
 
     def reply_wait(self) -> None:
-        """Let the worker poll, if a request is pending.
-
-        Necessary before a reply to another caller in the same slot, which the pending
-        caller, whose message is older, would receive instead.
-        """
+        """Let the worker poll, if a request is pending."""
+        # Necessary before a reply to another caller in the same slot, which the pending
+        # caller, whose message is older, would receive instead.
         if self.pending is not None:
             self.reply(SessionReply(Status.WAIT))
 
@@ -131,7 +109,6 @@ class WorkerSession:
         self._reply_words(status, part_of(body, part), clock, part, parts)
 
     def _repeat_reply(self) -> None:
-        """Repeat the last reply; WAIT if the request has none yet."""
         if self._last_reply is None:
             self._send(self._frame(Status.WAIT, _EMPTY, 0, 0, 1))
         else:
@@ -164,20 +141,12 @@ class WorkerSession:
 
 
 class StepClock:
-    """Decides which pushes form a step, and which workers may continue.
+    """Decides which pushes form a step, and which workers may continue."""
 
-    Args:
-        staleness: maximum number of completed steps that a worker is ahead of the
-            slowest. With 0 each worker's next pushes form one step; with infinity no
-            worker waits.
-        quorum: number of pushes computed with the same weights that form a step, or all
-            if fewer workers take part. None: `staleness` decides.
-
-    Attributes:
-        completed: number of pushes by worker, for those that take part; a worker that
-            joins starts with the slowest one's.
-        max_lead: largest lead over the slowest worker with which a step began.
-    """
+    # A worker is at most `staleness` completed steps ahead of the slowest: with 0 each
+    # worker's next pushes form one step, with infinity none waits. With a `quorum`,
+    # that many pushes of the same weights form a step, or all if fewer workers take
+    # part.
 
     def __init__(self, staleness: float, quorum: int | None = None):
         self.staleness, self.quorum = staleness, quorum
@@ -204,10 +173,7 @@ class StepClock:
         return sorted(self.completed)
 
     def join(self, worker: int) -> None:
-        """Add a worker, level with the slowest.
-
-        A pending push that it left behind counts as its next one.
-        """
+        """Add a worker, level with the slowest; a pending push is its next one."""
         slowest = min(self.completed.values(), default=0)
         self.completed[worker] = slowest + (worker in self._pending)
 
@@ -221,10 +187,7 @@ class StepClock:
         self._pending.append(worker)
 
     def take_steps(self) -> list[list[int]]:
-        """Return the workers of each step that is complete, and remove their pushes.
-
-        Steps are in the order of arrival, the workers of one step ascending.
-        """
+        """Return the workers of each step that is complete, and remove their pushes."""
         if self.quorum is None and self.staleness > 0:
             steps = [[worker] for worker in self._pending]
         elif self._pending and self._is_complete():
@@ -267,22 +230,13 @@ def worker_names(workers: Iterable[int]) -> str:
 
 @dataclasses.dataclass(frozen=True)
 class Limits:
-    """Time limits of the server, in seconds.
+    """Time limits of the server, in seconds."""
 
-    Attributes:
-        lease: time without a message after which a worker counts as gone.
-        start: time for all workers to join, since the first; and for another process to
-            join if the last one is gone without having finished.
-        wait: time that a worker waits for others that are alive and idle.
-        work: time that a worker waits for others that compute something else.
-        hold: time after which a waiting worker is told to poll.
-    """
-
-    lease: float
-    start: float
-    wait: float
-    work: float
-    hold: float = 1.0
+    lease: float  # time without a message after which a worker counts as gone
+    start: float  # for all workers to join; for another after the last was lost
+    wait: float  # time that a worker waits for others that are alive and idle
+    work: float  # time that a worker waits for others that compute something else
+    hold: float = 1.0  # time after which a waiting worker is told to poll
 
     @classmethod
     def from_environment(cls) -> "Limits":
@@ -297,31 +251,18 @@ class Limits:
 
 @dataclasses.dataclass
 class Member:
-    """A worker process that takes part in a run. Times are in seconds.
-
-    Attributes:
-        worker: index of the worker.
-        session: session of its requests.
-        last_seen: time of its last message.
-        last_busy: time at which it was last known to compute.
-        learning_rate: its learning rate that was last applied; None for a schedule.
-        num_pushed: number of its pushes.
-        num_applied: number of its pushes that were applied.
-        is_late: whether its last push came after its step.
-        needs_full_pull: whether the pending request is for all weights.
-        has_weights: whether it has received all weights, and may push.
-    """
+    """A worker process that takes part in a run. Times are in seconds."""
 
     worker: int
     session: WorkerSession
     last_seen: float = dataclasses.field(default_factory=time.monotonic)
-    last_busy: float = -math.inf
-    learning_rate: float | None = None
+    last_busy: float = -math.inf  # time at which it was last known to compute
+    learning_rate: float | None = None  # last applied; None: schedule
     num_pushed: int = 0
     num_applied: int = 0
     is_late: bool = False
-    needs_full_pull: bool = True
-    has_weights: bool = False
+    needs_full_pull: bool = True  # whether the pending request is for all weights
+    has_weights: bool = False  # whether it has received all weights, and may push
     _held_since: float = 0.0
     _waiting_since: float | None = None
 
@@ -365,12 +306,7 @@ class Member:
 
 
 class Members(dict[int, Member]):
-    """Members of a run that are present, by worker.
-
-    Attributes:
-        first_join: time at which the first member joined, in seconds, or None.
-        finished: workers that have left in order.
-    """
+    """Members of a run that are present, by worker."""
 
     def __init__(self, num_workers: int):
         super().__init__()

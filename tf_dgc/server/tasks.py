@@ -10,19 +10,12 @@ from tf_dgc.multiworker import tf_config
 
 @dataclasses.dataclass(frozen=True)
 class Task:
-    """A process's task in a cluster with servers.
-
-    Attributes:
-        servers: address of each server.
-        num_workers: number of workers, N.
-        worker: index of this worker; None for a server.
-        index: index of the server that this process is or communicates with.
-    """
+    """A process's task in a cluster with servers."""
 
     servers: tuple[str, ...]
     num_workers: int
-    worker: int | None
-    index: int = 0
+    worker: int | None  # index of this worker; None for a server
+    index: int = 0  # index of the server that this process is or communicates with
 
     @property
     def server(self) -> str:
@@ -51,11 +44,7 @@ def is_cluster() -> bool:
 
 
 def find_task() -> Task:
-    """Return this process's task.
-
-    Raises:
-        ValueError: if `TF_CONFIG` cannot be read or names no server.
-    """
+    """Return this process's task; raise `ValueError` without servers in `TF_CONFIG`."""
     tf_config.check_tf_config()
     resolver = tf.distribute.cluster_resolver.TFConfigClusterResolver()
     cluster = resolver.cluster_spec()

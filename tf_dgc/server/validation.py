@@ -303,11 +303,7 @@ _NUMBER_DTYPES = re.compile(r"bool|u?int\d+|b?float\d+")
 
 
 def parse_request(body: np.ndarray) -> Any:
-    """Return the JSON text of a request, int32 `[w]`, unchecked.
-
-    Raises:
-        ValueError: for invalid JSON.
-    """
+    """Return the JSON text of a request, int32 `[w]`, unchecked."""
     try:
         return json.loads(decode_text(body))
     except RecursionError as error:
@@ -362,10 +358,8 @@ def _check_types(values: Any, types: Mapping[str, type]) -> None:
 
 
 def _check_classes(config: Any) -> None:
-    """Raise `ValueError` if Keras would create an object of another class.
-
-    A layer, for example, would allocate as much memory as its config says.
-    """
+    """Raise `ValueError` if Keras would create an object of another class."""
+    # A layer, for example, would allocate as much memory as its config says.
     nodes = [config]
     while nodes:
         node = nodes.pop()

@@ -27,12 +27,7 @@ if TYPE_CHECKING:
 
 
 class ServerWorker:
-    """Takes the steps of a built `ServerOptimizer`.
-
-    `is_table` says whether each variable is an embedding table, of which rows are sent;
-    `worker_state` has the state of the other variables. `task` is None outside of a
-    cluster.
-    """
+    """Takes the steps of a built `ServerOptimizer`; no `task` outside of a cluster."""
 
     def __init__(
         self,
@@ -79,13 +74,7 @@ class ServerWorker:
         return sum(c.bytes_per_pull for c in self._clients) + int(self._row_bytes)
 
     def join(self) -> None:
-        """Join the run, unless this worker has joined already.
-
-        Raises:
-            RuntimeError: outside of a cluster, after leaving, and if a server cannot be
-                reached or refuses this worker.
-            ValueError: if the inner optimizer cannot be built from its config.
-        """
+        """Join the run, unless this worker has joined already; raise if it cannot."""
         if self._joined:
             if self._clients[0].connection.heartbeat.is_stopped:
                 raise RuntimeError(f"{LEFT_RUN} Received: {self._optimizer!r}")
@@ -135,7 +124,6 @@ class ServerWorker:
         self._count(pushes)
 
     def _push(self, grads: list) -> list[PushedGradients]:
-        """Return each server's push, divided by N."""
         optimizer = self._optimizer
         clipped, scales = gradients.clip_gradients(
             self._settings,
@@ -173,13 +161,11 @@ class ServerWorker:
         )
 
     def _set_iterations(self) -> None:
-        """Set `iterations` to the first server's clock."""
         iterations = self._optimizer.iterations
         clock = self._clients[0].connection.clock
         iterations.assign(tf.cast(clock, iterations.dtype))
 
     def _learning_rate(self) -> tf.Tensor:
-        """Return the learning rate to send, scalar float64, NaN for a schedule."""
         rate = keras_optimizers.rate_variable(self._optimizer.inner_optimizer)
         if rate is None:
             return tf.constant(math.nan, tf.float64)
@@ -187,15 +173,9 @@ class ServerWorker:
 
 
 def split_into_shards(sizes: Sequence[int], num_servers: int) -> list[list[int]]:
-    """Return the indices of each server's variables, ascending; equal on all workers.
-
-    Assigns the variables, the largest first, each to the server with the least bytes.
-    No server holds more than the mean plus one variable.
-
-    Args:
-        sizes: bytes of each variable; at least as many variables as servers.
-        num_servers: number of servers.
-    """
+    """Return each server's variables, ascending and equal on all workers, by bytes."""
+    # Assigns the largest first, each to the server with the least bytes: no server
+    # holds more than the mean plus one variable.
     loads = [0] * num_servers
     shards: list[list[int]] = [[] for _ in range(num_servers)]
     for index in sorted(range(len(sizes)), key=lambda i: (-sizes[i], i)):
@@ -206,16 +186,10 @@ def split_into_shards(sizes: Sequence[int], num_servers: int) -> list[list[int]]
 
 
 def join_servers(clients: Sequence[ServerClient]) -> None:
-    """Join all servers and set the variables to their weights.
-
-    The first server chooses the worker that sends the initial weights. That worker
-    sends them to the first server last, so that all servers hold weights of the same
-    worker, and a worker that may start on the first server can start on all.
-
-    Raises:
-        RuntimeError: if a server refuses this worker or does not respond, or if only
-            some of them resume from a checkpoint.
-    """
+    """Join all servers and set the variables to their weights."""
+    # The first server chooses the worker that sends the initial weights. That worker
+    # sends them to the first server last, so that all servers hold weights of the same
+    # worker, and a worker that may start on the first server can start on all.
     try:
         _join(*clients)
     except (RuntimeError, tf.errors.OpError) as error:
@@ -275,10 +249,7 @@ def next_run(task: Task) -> int:
 
 
 def begin_run(task: Task, run: int, heartbeats: Sequence[Heartbeat]) -> None:
-    """Record that an optimizer has joined a run; end the previous run's heartbeats.
-
-    The servers infer from the new run that the worker has left the previous one.
-    """
+    """Record that an optimizer joined a run; end the previous run's heartbeats."""
     _, previous = _current_runs.get(task, (0, ()))
     for heartbeat in previous:
         heartbeat.stop()

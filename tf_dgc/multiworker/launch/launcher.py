@@ -70,18 +70,11 @@ _ENDED_BY = re.compile(r"cannot go on: worker (\d+) \(\S+\) ended with ")
 
 
 class Hosts(NamedTuple):
-    """Machines that workers are started on.
+    """Machines that workers are started on."""
 
-    Attributes:
-        names: host of each worker, as ssh and the other workers find it; "user@host"
-            is for ssh alone. A host that is listed twice gets two workers.
-        port: first port that the workers of a host listen on.
-        ssh: command that is followed by a host and what to run there.
-    """
-
-    names: Sequence[str]
-    port: int = PORT
-    ssh: str = SSH
+    names: Sequence[str]  # one per worker; "user@host" is for ssh alone
+    port: int = PORT  # first port that the workers of a host listen on
+    ssh: str = SSH  # command that is followed by a host and what to run there
 
 
 def launch(
@@ -94,43 +87,14 @@ def launch(
     num_servers: int = 0,
     hosts: Hosts | None = None,
 ) -> int:
-    """Run `command` once per worker with `TF_CONFIG` set; wait for all of them.
-
-    The first worker's output is shown, without TensorFlow's C++ log. All output of a
-    worker is written to `worker-RANK.log`; its end is shown if that worker fails.
-
-    As soon as one worker fails, or on an interrupt, the others get SIGINT, which Python
-    raises as `KeyboardInterrupt`. Those that have not ended 2 s later, or 10 s after an
-    interrupt, are ended with all their children. On a second interrupt all are killed;
-    on other machines those 10 s after the first.
-
-    After a failure all workers are started again, at most `max_restarts` times: with
-    the same ranks, on other ports, and with the number of the attempt, from 1, in the
-    environment variable `TF_DGC_ATTEMPT`. Resuming is up to the command.
-
-    Args:
-        command: program and arguments, the same for every worker.
-        num_workers: number of processes, at least 1.
-        output: stream for the workers' lines; default standard output. If it is a
-            terminal, so is the first worker's output, progress bars and colours
-            included; otherwise a line is shown when it is finished.
-        max_restarts: number of times to start again, 0 or more.
-        show_all: whether to show the lines of all workers, each after its rank.
-        log_dir: directory for the workers' files, created if missing; default a
-            temporary one, which is named and kept if the exit code is not 0.
-        num_servers: number of parameter servers, 0 or more, which start and end with
-            the workers, by `tf-dgc serve`.
-        hosts: hosts that the workers are started on, one each, without servers; None
-            for this machine.
-
-    Returns:
-        0, or the exit code of the first worker that failed in the last attempt; 128 + n
-        if signal n ended it; 130 after an interrupt (SIGINT, SIGTERM or SIGHUP, unless
-        ignored).
-
-    Raises:
-        OSError: if `log_dir` cannot be created.
-    """
+    """Run `command` once per worker with `TF_CONFIG` set; return the exit code."""
+    # When a worker fails, or on an interrupt, the others get SIGINT; those alive 2 s
+    # later (10 s after an interrupt) are ended with all their children. A second
+    # interrupt kills all, those on other machines 10 s after the first. After a failure
+    # all start again, up to `max_restarts` times, on other ports, with `TF_DGC_ATTEMPT`
+    # set to the number of the attempt. The code is that of the first worker that failed
+    # in the last attempt; 128 + n if signal n ended it; 130 after an interrupt. A
+    # temporary `log_dir` is kept on failure.
     stream = output or sys.stdout
     if log_dir is not None:
         os.makedirs(log_dir, exist_ok=True)
@@ -159,26 +123,15 @@ def launch(
 
 
 class Start(NamedTuple):
-    """How a process is started.
-
-    Attributes:
-        command: program and arguments.
-        environment: environment variables, all of them.
-        message: bytes of its standard input, which is then left open; None for no
-            input.
-    """
+    """How a process is started."""
 
     command: Sequence[str]
     environment: Mapping[str, str]
-    message: bytes | None = None
+    message: bytes | None = None  # standard input, then left open; None for no input
 
 
 class Interrupts:
-    """Counts SIGINT, SIGTERM and SIGHUP within its context (main thread only).
-
-    They raise no exception, so that nothing is left half done. A signal that is already
-    ignored, as SIGHUP is by `nohup`, stays ignored.
-    """
+    """Counts SIGINT, SIGTERM and SIGHUP that are not ignored (main thread only)."""
 
     def __init__(self) -> None:
         self.count = 0
@@ -205,23 +158,16 @@ class Interrupts:
 
 @dataclasses.dataclass(frozen=True)
 class _Run:
-    """The processes to start, and where their output goes.
-
-    Processes are numbered: the workers by their ranks, then the servers.
-
-    Attributes:
-        stream: stream for the output, which `display` writes to.
-        logs: directory with a file per process.
-    """
+    """The processes to start, workers before servers, and where output goes."""
 
     command: Sequence[str]
     num_workers: int
     num_servers: int
     hosts: Hosts | None
-    stream: TextIO
+    stream: TextIO  # written by `display`
     display: Display
     show_all: bool
-    logs: pathlib.Path
+    logs: pathlib.Path  # directory with a file per process
     interrupts: Interrupts
 
     def starts(self, attempt: int) -> contextlib.AbstractContextManager[list[Start]]:
@@ -261,7 +207,6 @@ class AttemptResult(NamedTuple):
 
 
 def _run_attempts(run: _Run, num_attempts: int) -> AttemptResult:
-    """Run all processes until no attempt fails."""
     result = AttemptResult(0)
     for attempt in range(1, num_attempts + 1):
         if attempt > 1:
@@ -276,7 +221,6 @@ def _run_attempts(run: _Run, num_attempts: int) -> AttemptResult:
 
 
 def _run_attempt(run: _Run, attempt: int, is_last: bool) -> AttemptResult:
-    """Run all processes once."""
     interrupts = run.interrupts
     outputs = [
         run.create_output(number, attempt)
@@ -330,11 +274,9 @@ def _start(
 
 
 def _wait(run: _Run, processes: Sequence[subprocess.Popen[bytes]]) -> int | None:
-    """Wait until all processes end, or an interrupt; return the first that failed.
-
-    Servers end by themselves when the workers have left them. They may notice late, for
-    example while they write, and are ended if the workers never came.
-    """
+    """Wait until all processes end, or an interrupt; return the first that failed."""
+    # Servers end when the workers have left them. They may notice late, for example
+    # while they write, and are ended if the workers never came.
     running = dict(enumerate(processes))
     while min(running, default=run.num_workers) < run.num_workers:
         if run.interrupts.count:
@@ -389,16 +331,9 @@ def wait_for_remote_workers(
     say: Callable[[str], None],
     hurry: Callable[[], bool],
 ) -> None:
-    """Wait for remote workers whose ssh ended before them.
-
-    Their input has ended too, after which they have a limited time. If an ssh did not
-    end in time and was killed, its worker's state is unknown.
-
-    Args:
-        workers: processes that have ended, by name; those with an input are ssh's.
-        say: function that shows a line to the user.
-        hurry: function that is called repeatedly, and ends the wait by returning true.
-    """
+    """Wait for remote workers whose ssh ended before them; `hurry` ends the wait."""
+    # Their input has ended too, after which they have a limited time. If an ssh did not
+    # end in time and was killed, its worker's state is unknown.
     codes = {name: w.returncode for name, w in workers.items() if w.stdin}
     for name in [name for name, code in codes.items() if code in _SSH_KILLED]:
         say(f"{name} may be running yet, as its machine does not tell that it ended")
@@ -411,11 +346,9 @@ def wait_for_remote_workers(
 
 
 def _show_last_output(run: _Run, failed: int, outputs: Sequence[WorkerOutput]) -> None:
-    """Show what a worker that failed printed last, unless it was shown already.
-
-    If another worker's error ended this one, show that worker's output first: it
-    reports to the others before it ends, and so may end after them.
-    """
+    """Show what a worker that failed printed last, unless it was shown already."""
+    # If another worker's error ended this one, show that worker's output first: it
+    # reports to the others before it ends, and so may end after them.
     numbers = [failed]
     if match := _ENDED_BY.search(outputs[failed].last_error(1)):
         numbers.insert(0, int(match.group(1)))
@@ -463,11 +396,9 @@ def local_starts(
 
 @contextlib.contextmanager
 def reserved_ports(count: int) -> Iterator[list[int]]:
-    """Yield ports that no other process is given within the context.
-
-    Workers can listen on them nevertheless: TensorFlow's servers set `SO_REUSEADDR`,
-    with which a port may be bound again while nobody listens on it.
-    """
+    """Yield ports that no other process is given within the context."""
+    # Workers can listen on them: TensorFlow's servers set `SO_REUSEADDR`, with which a
+    # port may be bound again while nobody listens on it.
     with contextlib.ExitStack() as stack:
         sockets = [stack.enter_context(socket.socket()) for _ in range(count)]
         for s in sockets:
@@ -485,11 +416,7 @@ def free_ports(count: int) -> list[int]:
 def worker_environments(
     ports: Sequence[int], attempt: int = 1, num_servers: int = 0
 ) -> list[dict[str, str]]:
-    """Return the environment variables of every worker, followed by those of servers.
-
-    Servers have the last ports, and share a secret with the workers, by which they
-    recognize them. Attempts count from 1.
-    """
+    """Return the environment of every worker, then of servers, which share a secret."""
     addresses = [f"127.0.0.1:{port}" for port in ports]
     num_workers = len(ports) - num_servers
     cluster = {"worker": addresses[:num_workers]}
@@ -517,12 +444,10 @@ def worker_environments(
 def remote_starts(
     command: Sequence[str], hosts: Hosts, attempt: int
 ) -> Iterator[list[Start]]:
-    """Yield the starts of workers on other machines, each by an ssh that stays.
-
-    ssh runs `tf-dgc remote` there, which reads from its standard input what to run, and
-    ends that when its input is closed. Directory and Python must have the same paths as
-    here.
-    """
+    """Yield the starts of workers on other machines, each by an ssh that stays."""
+    # ssh runs `tf-dgc remote` there, which reads from its standard input what to run,
+    # and ends that when its input is closed. Directory and Python have the same paths
+    # there.
     addresses = _remote_addresses(hosts, attempt)
     yield [
         Start(
@@ -540,7 +465,6 @@ def last_port(hosts: Hosts, num_attempts: int) -> int:
 
 
 def _remote_addresses(hosts: Hosts, attempt: int) -> list[str]:
-    """Return the workers' addresses; each attempt has ports of its own."""
     first_port = hosts.port + (attempt - 1) * _max_workers_per_host(hosts)
     num_workers: Counter[str] = Counter()
     addresses = []
@@ -559,7 +483,6 @@ def _host(name: str) -> str:
 
 
 def _ssh_name(name: str) -> str:
-    """Return a host's name for ssh, which takes addresses without brackets."""
     user, at, host = name.rpartition("@")
     return user + at + host.removeprefix("[").removesuffix("]")
 
@@ -572,7 +495,6 @@ def _remote_command() -> str:
 
 
 def _python_path() -> str:
-    """Return `PYTHONPATH` with absolute paths."""
     paths = os.environ.get("PYTHONPATH", "").split(os.pathsep)
     return os.pathsep.join(os.path.abspath(path) for path in paths if path)
 
@@ -580,7 +502,6 @@ def _python_path() -> str:
 def _remote_message(
     command: Sequence[str], addresses: Sequence[str], rank: int, attempt: int
 ) -> bytes:
-    """Return the line that `tf-dgc remote` reads."""
     forwarded = {k: v for k, v in os.environ.items() if k.startswith(_FORWARDED)}
     if path := _python_path():
         forwarded["PYTHONPATH"] = path

@@ -22,12 +22,7 @@ _ON_WITH = frozenset(
 def advice(
     environment: Mapping[str, str] | None = None, cpuinfo: str | None = None
 ) -> str | None:
-    """Return advice for a user whose TensorFlow does not use oneDNN, or None.
-
-    There is advice on x86-64 processors on which TensorFlow leaves oneDNN off, unless
-    the user has set `TF_ENABLE_ONEDNN_OPTS`. The arguments default to this process's
-    environment and this machine's `/proc/cpuinfo`.
-    """
+    """Return advice for a user whose TensorFlow does not use oneDNN, or None."""
     environment = os.environ if environment is None else environment
     setting = environment.get(VARIABLE, "").lower()
     if setting in ("0", "1", "false", "true"):  # TensorFlow ignores all others
@@ -54,7 +49,6 @@ def read_cpuinfo() -> str:
 
 
 def _features(cpuinfo: str) -> frozenset[str]:
-    """Return the instruction sets of an x86-64 processor, empty of others."""
     return frozenset(_field("flags", cpuinfo).split())
 
 

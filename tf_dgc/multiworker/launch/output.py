@@ -33,21 +33,14 @@ _REST = re.compile(
 
 
 class LogPiece(NamedTuple):
-    """Text of the program, in any pieces, or a whole line of TensorFlow's log.
-
-    `severity` is that of the log: one of I, W, E and F; None for the program's text.
-    """
+    """Text of the program in any pieces, or a whole line of TensorFlow's log."""
 
     text: str
     severity: str | None = None
 
 
 class LogSeparator:
-    """Separates the lines of TensorFlow's log from a program's text.
-
-    A line of the log may begin within a line of the program, such as an unfinished
-    progress bar.
-    """
+    """Separates the lines of TensorFlow's log from a program's text."""
 
     def __init__(self) -> None:
         self._unfinished = ""  # line of the log
@@ -91,11 +84,7 @@ _RANK_COLORS = (36, 33, 35, 32, 34, 31)  # ISO 6429: cyan, yellow, magenta, ...
 
 
 class Display:
-    """A text stream, such as a terminal, a pipe or a file, that never fails.
-
-    Characters that its encoding lacks become question marks. When nobody reads any
-    more, or the disk is full, the rest is dropped: neither is a reason to end training.
-    """
+    """A text stream, such as a terminal, a pipe or a file, that never fails."""
 
     def __init__(self, stream: TextIO):
         self.terminal = stream.isatty()
@@ -168,12 +157,11 @@ _INTERRUPT = re.compile(r"(?:\w+\.)*KeyboardInterrupt\b")
 
 
 class InterruptFilter:
-    """Removes tracebacks that end with `KeyboardInterrupt` from a program's lines.
+    """Removes tracebacks that end with `KeyboardInterrupt` from a program's lines."""
 
-    Several in a row, as of an error while another one was handled, count as one: its
-    last exception decides. The lines are held back until it is known. A traceback
-    without an end is removed too: the program was killed while it printed that.
-    """
+    # Several in a row count as one: the last exception decides. Lines are held back
+    # until it is known. A traceback without an end is removed too: the program was
+    # killed.
 
     def __init__(self) -> None:
         self._traceback: list[str] = []
@@ -214,14 +202,7 @@ _REDRAW_SECONDS = 30.0  # between lines of a progress bar
 
 
 class WorkerOutput:
-    """The output of one worker.
-
-    Args:
-        log: file for all of it, a line at a time.
-        show: function of every finished line of the program; None shows none.
-        pass_on: function of the program's text in any pieces, with unfinished lines and
-            control characters; used instead of `show`.
-    """
+    """The output of one worker, to a log and to `show` (lines) or `pass_on` (text)."""
 
     def __init__(
         self,
@@ -274,10 +255,8 @@ class WorkerOutput:
         return list(self._unseen)
 
     def last_error(self, code: int) -> str:
-        """Return the line that says which error ended the program, or "".
-
-        With exit code 1 it may be the last line, because `sys.exit` takes a text.
-        """
+        """Return the line that says which error ended the program, or ""."""
+        # With exit code 1 it may be the last line, because `sys.exit` takes a text.
         return self._last_error or (self._last_line if code == 1 else "")
 
     def _take(self, piece: LogPiece) -> None:
@@ -372,11 +351,7 @@ def _read_some(descriptor: int) -> bytes:
 
 
 def open_channel(terminal: TextIO | None = None) -> tuple[int, int]:
-    """Return file descriptors to read from and to write to.
-
-    With `terminal`, a stream to a terminal, the second one is a terminal of the same
-    size, so that programs draw and colour as they do without us.
-    """
+    """Return descriptors to read and write; the latter a terminal like `terminal`."""
     if terminal is None:
         return os.pipe()
     read, write = os.openpty()

@@ -13,12 +13,10 @@ INTERRUPT_SECONDS = 10.0  # for `except KeyboardInterrupt`, unless the launcher 
 
 
 def main() -> int:
-    """Run what a line of standard input describes; return its exit code.
-
-    When standard input ends, as it does when ssh ends, the program gets SIGINT, and is
-    killed with all its children if it has not ended 10 s later. A second line ends the
-    program too, and contains the number of seconds.
-    """
+    """Run what a line of standard input describes; return its exit code."""
+    # When standard input ends, as it does when ssh ends, the program gets SIGINT, and
+    # is killed with all its children 10 s later. A second line ends the program too,
+    # and contains the number of seconds.
     lines = _Lines(sys.stdin.fileno())
     first_line = lines.read()
     if not first_line:
@@ -45,8 +43,6 @@ def main() -> int:
 
 
 class _Lines:
-    """Reads lines from a file descriptor."""
-
     def __init__(self, descriptor: int):
         self._descriptor, self._buffer = descriptor, b""
 

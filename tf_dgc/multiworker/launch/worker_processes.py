@@ -27,14 +27,8 @@ def start_process(
     output: int,
     message: bytes | None = None,
 ) -> subprocess.Popen[bytes]:
-    """Start a worker, which is killed if this process ends before it.
-
-    Args:
-        command: program and arguments.
-        environment: environment variables, all of them.
-        output: file descriptor for its standard output and error.
-        message: bytes of its standard input, which then stays open; None for no input.
-    """
+    """Start a worker, which is killed if this process ends before it."""
+    # `message` is its standard input, which then stays open; None for no input.
     wrapper = pathlib.Path(__file__).with_name("worker_start.py")
     # A session of its own: Ctrl-C reaches only the launcher, which forwards it.
     worker = subprocess.Popen(
@@ -69,20 +63,11 @@ def end_processes(
     seconds: float = 0.0,
     hurry: Callable[[], bool] = lambda: False,
 ) -> None:
-    """End workers and their children, and wait for them.
-
-    Running workers get SIGINT, which Python raises as `KeyboardInterrupt`; TensorFlow
-    does not hide it from the program as it does SIGTERM. Then every group gets SIGTERM,
-    and finally SIGKILL. A worker with an input is remote: it reads there how many
-    seconds it has, and the input ends; `tf-dgc remote` then ends the program and its
-    children before it ends itself.
-
-    Args:
-        workers: processes to be ended; those that were waited for already are skipped.
-        seconds: time from SIGINT to SIGTERM, unless all end before; 0 sends no SIGINT.
-        hurry: function that is called repeatedly; if it returns true, all are killed
-            now.
-    """
+    """End workers and their children, and wait for them; `hurry` kills all at once."""
+    # Running workers get SIGINT, which TensorFlow does not hide from the program as it
+    # does SIGTERM; after `seconds` (0: no SIGINT) every group gets SIGTERM, finally
+    # SIGKILL. A worker with an input is remote: it reads there how many seconds it has;
+    # `tf-dgc remote` then ends the program and its children before it ends itself.
     running = [worker for worker in workers if worker.returncode is None]
     if seconds:
         for worker in running:
@@ -132,7 +117,6 @@ def _signal(workers: Sequence[subprocess.Popen[bytes]], number: int) -> None:
 
 
 def _is_alive(worker: subprocess.Popen[bytes]) -> bool:
-    """Whether any process of a worker's group has not ended."""
     for process in psutil.process_iter():
         with contextlib.suppress(ProcessLookupError, psutil.Error):
             in_group = os.getpgid(process.pid) == worker.pid

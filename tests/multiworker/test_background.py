@@ -9,8 +9,8 @@ import tensorflow as tf
 
 import tf_dgc
 from tf_dgc._internals import tf_collectives
-from tf_dgc.collectives import background
-from tf_dgc.collectives.background import BackgroundReduction
+from tf_dgc.multiworker import background
+from tf_dgc.multiworker.background import BackgroundReduction
 from tf_dgc.multiworker.positions import Position, describe_position
 
 

@@ -18,9 +18,8 @@ import tensorflow as tf
 
 from tf_dgc._internals import tf_collectives, tracing
 from tf_dgc._internals.tf_collectives import Counters
-from tf_dgc.collectives import cross_device
-from tf_dgc.collectives.cross_device import CompressedCrossDeviceOps
-from tf_dgc.multiworker import consensus, failures, workers
+from tf_dgc.multiworker import consensus, cross_device, failures, workers
+from tf_dgc.multiworker.cross_device import WorkerCrossDeviceOps
 from tf_dgc.multiworker.positions import Group
 
 _Task: TypeAlias = tuple[int, int, Sequence[tf.Tensor]]
@@ -46,11 +45,11 @@ class BackgroundReduction:
         self._strategy = strategy
         self.number = next(_numbers)
         self.work: Callable[..., None] = _do_nothing
-        self.hook: CompressedCrossDeviceOps | None = None
+        self.hook: WorkerCrossDeviceOps | None = None
         if strategy.num_replicas_in_sync > 1:
             base = cross_device.cross_device_ops(strategy)
             lane = tf_collectives.in_lane(base.collective_ops, self.number)
-            self.hook = CompressedCrossDeviceOps(base.base, lane, self.number)
+            self.hook = cross_device.create_hook(base.base, lane, self.number)
         self._waits = Counters()  # of steps that wait for this
         self._met = False  # whether `finish` waits for this
         self._error = tf_collectives.local_variable("", tf.string)
