@@ -36,3 +36,18 @@ def cost_of_step(name, stated, num_bytes, num_workers):
         exchange = "star all"
     asked = RequestSize("sum" if dense else "entries", num_bytes)
     return cost_model.request_cost(make(exchange, num_workers), asked, num_workers)
+
+
+def overlapped(algorithm, overlap):
+    """Return the argument `collective` of an optimizer.
+
+    Args:
+        algorithm: a collective algorithm, or its name.
+        overlap: False for steps that never overlap, None for the algorithm's default,
+            True for steps that do, or the seconds that a backward pass takes.
+    """
+    if overlap is None:
+        return algorithm
+    if overlap is False:
+        return collectives.Auto(overlap=False) if algorithm == "auto" else algorithm
+    return collectives.Overlapped(algorithm, None if overlap is True else overlap)

@@ -21,7 +21,7 @@ import keras
 import numpy as np
 import tensorflow as tf
 from common.replies import reply, take_standard_output
-from common.ways import METHODS, make
+from common.ways import METHODS, make, overlapped
 
 import tf_dgc
 from tf_dgc.codecs import buffer
@@ -147,15 +147,16 @@ def make_step(strategy, exchange, payload):
 
 def _optimizer(exchange, sparsity, number):
     """Return an optimizer of steps without overlap, which one tensor does not have."""
-    settings = {"diagnostics": tf_dgc.Diagnostics(check_every=None), "overlap": False}
+    settings = {"diagnostics": tf_dgc.Diagnostics(check_every=None)}
     sgd = keras.optimizers.SGD(0.01, momentum=0.9)
     if exchange == "scale_com":
         method = tf_dgc.compressors.ScaleCom(sparsity)
         return tf_dgc.CompressedOptimizer(sgd, method, **settings)
     if exchange in METHODS:
         return tf_dgc.CompressedOptimizer(sgd, exchange, **settings)
-    ways = make(exchange, number)
-    return tf_dgc.DGCOptimizer(sgd, sparsity, collective=ways, **settings)
+    algorithm = "auto" if exchange == "auto" else make(exchange, number)
+    collective = overlapped(algorithm, False)
+    return tf_dgc.DGCOptimizer(sgd, sparsity, collective=collective, **settings)
 
 
 def _some(tensor):

@@ -290,7 +290,9 @@ def test_fit_and_a_config():
 def test_what_cannot_go_together():
     sgd = O.SGD(0.1, gradient_accumulation_steps=2)
     with pytest.raises(ValueError, match="the last of several calls takes the step"):
-        tf_dgc.CompressedOptimizer(sgd, "float16", overlap=True)
+        tf_dgc.CompressedOptimizer(
+            sgd, "float16", collective=tf_dgc.collectives.Overlapped()
+        )
     with pytest.raises(ValueError, match="The outer optimizer takes one step"):
         tf_dgc.LocalOptimizer(O.SGD(0.1), 4, outer=sgd)
     optimizer = tf_dgc.DGCOptimizer(O.SGD(0.1))

@@ -5,6 +5,7 @@ import types
 
 import keras
 import numpy as np
+import overlaps
 import pytest
 import tensorflow as tf
 from harness import Trainer, initial_weights, make_gradients
@@ -298,8 +299,7 @@ def made(strategy, links, overlap, monkeypatch, **settings):
         lambda: tf_dgc.CompressedOptimizer(
             keras.optimizers.SGD(0.5, momentum=0.5, **settings),
             "none",
-            collective="auto",
-            overlap=overlap,
+            collective=overlaps.collective(overlap, "auto"),
         ),
         [np.zeros(shape, "float32") for shape in [(300, 300)] * 3 + [(7,)]],
     )
@@ -314,7 +314,7 @@ def test_overlap_is_turned_on_where_it_pays(strategies, monkeypatch):
     name = {t: t.optimizer.stats.collective for t in (pays, never, does_not)}
     assert name[pays] == f"{name[never]}, 4 buckets"
     assert "buckets" not in name[does_not]
-    assert pays.optimizer.overlap is None
+    assert pays.optimizer.collective == "auto"
     clipped = made(strategies[2], SLOW, None, monkeypatch, global_clipnorm=1.0)
     assert clipped.optimizer.stats.collective == name[never]
 
@@ -351,7 +351,10 @@ def test_measured_by_the_collectives_of_a_strategy(strategies, number):
 
 
 def test_a_config(strategies):
-    for exchange, text in (("auto", "auto"), (Auto(dense=False), "Auto(dense=False)")):
+    for exchange, text in (
+        ("auto", "auto"),
+        (Auto(dense=False), "Auto(dense=False, overlap=True)"),
+    ):
         optimizer = tf_dgc.DGCOptimizer("sgd", collective=exchange)
         again = tf_dgc.DGCOptimizer.from_config(optimizer.get_config())
         assert str(again.collective) == text

@@ -2,6 +2,7 @@
 
 import keras
 import numpy as np
+import overlaps
 import pytest
 import tensorflow as tf
 from harness import Trainer, damage_replies
@@ -9,7 +10,8 @@ from selection import rows
 
 import tf_dgc
 from tf_dgc.codecs.tensor_spec import TensorSpec
-from tf_dgc.collectives import LinkSpeeds, Ring
+from tf_dgc.collectives import LinkSpeeds, Overlapped, Ring
+from tf_dgc.collectives.overlapped import Overlap, OverlapMode
 from tf_dgc.compressors import Float16, NoCompression, TopK
 from tf_dgc.optimizers import autotune
 from tf_dgc.optimizers.autotune import TunedExchange
@@ -22,7 +24,9 @@ LONG = 1e6  # seconds of a backward pass, so that each tensor goes at once
 def make_trainer(strategy, method, overlap, inner=None, traced=None, **settings):
     def make():
         sgd = inner() if inner else keras.optimizers.SGD(0.25, momentum=0.5)
-        asks = {"min_compress_size": 100, "overlap": overlap, **settings}
+        algorithm = settings.pop("collective", "ring")
+        chosen = overlaps.collective(overlap, algorithm)
+        asks = {"min_compress_size": 100, "collective": chosen, **settings}
         if method == "dgc":
             return tf_dgc.DGCOptimizer(sgd, **{"sparsity": 0.9, **asks})
         return tf_dgc.CompressedOptimizer(sgd, method, **asks)
@@ -170,7 +174,9 @@ def test_the_same_by_fit(strategies, scaled):
             layers = [keras.layers.Dense(n) for n in (40, 30, 1)]
             model = keras.Sequential([keras.Input((20,)), *layers])
             optimizer = tf_dgc.DGCOptimizer(
-                keras.optimizers.SGD(0.1, 0.9), 0.9, overlap=overlap
+                keras.optimizers.SGD(0.1, 0.9),
+                0.9,
+                collective=overlaps.collective(overlap),
             )
             if scaled:
                 optimizer = keras.optimizers.LossScaleOptimizer(optimizer, 8.0)
@@ -278,7 +284,13 @@ FAST = LinkSpeeds(1e-3, 1e-4, 1e-11, rounding=1e-10)
 
 def split(links, wanted, compressor=None, tensors=LAYERS, number=4, kept=0):
     chosen = TunedExchange("ring", compressor or NoCompression(), Ring(), {}, links)
-    return autotune.split_into_buckets(chosen, wanted, tensors, kept, number)
+    modes = {
+        False: Overlap(),
+        None: Overlap(OverlapMode.IF_FASTER),
+        True: Overlap(OverlapMode.ALWAYS),
+    }
+    overlap = modes.get(wanted, Overlap(OverlapMode.ALWAYS, wanted))
+    return autotune.split_into_buckets(chosen, overlap, tensors, kept, number)
 
 
 def test_how_many_buckets():
@@ -318,10 +330,18 @@ def test_auto_states_what_it_chose(strategies, monkeypatch):
     assert other.optimizer.stats.collective == "butterfly, 5 buckets"
 
 
-@pytest.mark.parametrize("overlap", ["yes", 0, 0.0, -1.0, float("nan"), float("inf")])
-def test_what_is_no_overlap(overlap):
-    with pytest.raises(ValueError, match="`overlap` must be True, False, None"):
-        tf_dgc.DGCOptimizer("sgd", overlap=overlap)
+@pytest.mark.parametrize(
+    "seconds", ["yes", True, 0, 0.0, -1.0, float("nan"), float("inf")]
+)
+def test_what_is_no_overlap(seconds):
+    with pytest.raises(ValueError, match="`backward_seconds` must be the seconds"):
+        Overlapped(backward_seconds=seconds)
+    with pytest.raises(ValueError, match="`algorithm` must be an algorithm between"):
+        Overlapped(Overlapped())
+    with pytest.raises(ValueError, match="`overlap` must be True or False"):
+        tf_dgc.collectives.Auto(overlap=None)
+    with pytest.raises(ValueError, match="nothing can overlap"):
+        tf_dgc.LocalOptimizer("sgd", 2, collective=Overlapped())
 
 
 @pytest.mark.parametrize(
@@ -329,25 +349,29 @@ def test_what_is_no_overlap(overlap):
     [
         (
             lambda: tf_dgc.DGCOptimizer(
-                keras.optimizers.SGD(0.1, global_clipnorm=1.0), overlap=True
+                keras.optimizers.SGD(0.1, global_clipnorm=1.0), collective=Overlapped()
             ),
             "Use `clipnorm`",
         ),
         (
-            lambda: tf_dgc.CompressedOptimizer("sgd", "global_top_k", overlap=True),
+            lambda: tf_dgc.CompressedOptimizer(
+                "sgd", "global_top_k", collective=Overlapped()
+            ),
             "sees all of them as one",
         ),
         (
-            lambda: tf_dgc.DGCOptimizer("adam", overlap=0.1),
+            lambda: tf_dgc.DGCOptimizer(
+                "adam", collective=Overlapped(backward_seconds=0.1)
+            ),
             r"Corrections\(adam=False\)",
         ),
         (
             lambda: tf_dgc.DGCOptimizer(
                 "sgd",
-                overlap=True,
+                collective=Overlapped(),
                 diagnostics=tf_dgc.Diagnostics(track_staleness=True),
             ),
-            "`track_staleness` counts",
+            r"track_staleness=True\)` counts",
         ),
     ],
 )
@@ -367,7 +391,14 @@ def test_a_norm_of_all_turns_it_off(strategies):
 
 
 def test_a_config():
-    for overlap in (None, True, 0.25):
-        optimizer = tf_dgc.DGCOptimizer("sgd", overlap=overlap)
+    gtopk = tf_dgc.collectives.GTopK()
+    for collective in (
+        "ring",
+        Overlapped(),
+        Overlapped("auto"),
+        Overlapped(gtopk, 0.25),
+        tf_dgc.collectives.Auto(overlap=False),
+    ):
+        optimizer = tf_dgc.DGCOptimizer("sgd", collective=collective)
         again = tf_dgc.DGCOptimizer.from_config(optimizer.get_config())
-        assert again.overlap is overlap or again.overlap == overlap
+        assert repr(again.collective) == repr(collective)

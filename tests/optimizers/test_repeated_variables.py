@@ -66,7 +66,9 @@ INNER = {
 }
 DENSE = {
     "dgc": lambda inner: tf_dgc.DGCOptimizer(inner, 0.0),
-    "float16": lambda inner: tf_dgc.CompressedOptimizer(inner, "none", overlap=True),
+    "float16": lambda inner: tf_dgc.CompressedOptimizer(
+        inner, "none", collective=tf_dgc.collectives.Overlapped()
+    ),
     "local": lambda inner: tf_dgc.LocalOptimizer(inner, 1),
 }
 

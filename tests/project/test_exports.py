@@ -11,6 +11,7 @@ PACKAGE = pathlib.Path(tf_dgc.__file__).parent
 PUBLIC = {
     "tf_dgc": """
         Advice CompressedCrossDeviceOps CompressedOptimizer CompressionStats
+        Corrections Diagnostics StalenessCorrection
         DGCOptimizer DelayedNesterov LocalOptimizer NovoGrad ServerOptimizer advise
         average_statistics callbacks cluster collectives compressors dgc_for_steps
         diloco local_sgd multi_worker_strategy post_local_sgd prepare saving schedules
@@ -27,7 +28,8 @@ PUBLIC = {
     """,
     "tf_dgc.collectives": """
         AlgorithmSteps Auto Butterfly CollectiveAlgorithm Cost GTopK Gossip Hierarchical
-        LinkSpeeds OkTopK OwnedRegionsAlgorithm Rank RequestSize Ring Star Tree TwoWay
+        LinkSpeeds OkTopK Overlapped
+        OwnedRegionsAlgorithm Rank RequestSize Ring Star Tree TwoWay
         cost_model get graphs names predict_seconds
     """,
     "tf_dgc.saving": "checkpoint_directory save_model save_weights",

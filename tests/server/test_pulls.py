@@ -244,3 +244,29 @@ def test_with_plain_sgd_sparse_pulls_are_whole_ones(monkeypatch):
         for mine, theirs in zip(other, whole, strict=True):
             np.testing.assert_array_equal(mine, theirs)
     assert sizes < sum(w.nbytes for w in weights) / 3
+
+
+@pytest.mark.parametrize("pull", ["whole", "sparse"])
+def test_excluded_variables_are_sent_whole(monkeypatch, pull):
+    """In both directions: after a step they are those of dense training."""
+    [gradients], weights = make_gradients(1, 1, "float32"), initial_weights("float32")
+    with Served(1) as served:
+        method = tf_dgc.compressors.TopK(0.95)
+        optimizer = served.optimizer(
+            monkeypatch,
+            0,
+            keras.optimizers.SGD(1.0),
+            compressor=method,
+            pull=pull,
+            min_compress_size=100,
+        )
+        optimizer.exclude_from_compression(var_names=[".*"])
+        config = optimizer.get_config()
+        assert config["excluded_from_compression"]["names"] == [".*"]
+        worker = Trained(optimizer, weights)
+        with leaving(worker):
+            worker.step(gradients[0])
+            for v, w, g in zip(worker.variables, weights, gradients[0], strict=True):
+                np.testing.assert_allclose(v.numpy(), w - g, rtol=1e-6)
+        with pytest.raises(ValueError, match="before the optimizer is built"):
+            optimizer.exclude_from_compression(var_names=[".*"])

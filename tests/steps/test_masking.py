@@ -14,11 +14,11 @@ WARM_UP = tf_dgc.schedules.WarmupSparsity(1000)
 DENSE_AT_FIRST = tf_dgc.schedules.PiecewiseConstantSparsity([3], [0.0, 0.99])
 
 
-def corrected(compressor, **settings):
+def corrected(compressor, factor_masking=None, **settings):
     return tf_dgc.CompressedOptimizer(
         O.SGD(1.0, momentum=0.9),
         compressor,
-        corrections=tf_dgc.Corrections(momentum=True),
+        corrections=tf_dgc.Corrections(True, factor_masking),
         **settings,
     )
 
@@ -93,7 +93,7 @@ SPARSIFIERS = [
 
 @pytest.mark.parametrize("name", SPARSIFIERS)
 def test_every_sparsifier_says_what_it_sent(name):
-    optimizer = corrected(name, corrections=tf_dgc.Corrections(factor_masking=True))
+    optimizer = corrected(name, factor_masking=True)
     velocity, moved = velocity_after(optimizer, [gradient()])
     cleared = velocity == 0
     assert np.count_nonzero(cleared) == optimizer.stats.entries_per_step

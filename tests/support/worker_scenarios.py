@@ -16,6 +16,7 @@ import time
 
 import keras
 import numpy as np
+import overlaps
 import tensorflow as tf
 
 import tf_dgc
@@ -180,7 +181,10 @@ def scenario_overlap(directory):
         for overlap in (False, 1e6):
 
             def make(name=name, overlap=overlap):
-                asks = {"overlap": overlap, "min_compress_size": 50}
+                asks = {
+                    "collective": overlaps.collective(overlap),
+                    "min_compress_size": 50,
+                }
                 if name == "dgc":
                     return tf_dgc.DGCOptimizer(SGD(0.05, momentum=0.9), 0.9, **asks)
                 return tf_dgc.CompressedOptimizer(SGD(0.01), name, **asks)

@@ -10,6 +10,7 @@ from tf_dgc.collectives.gossip import Gossip
 from tf_dgc.collectives.gtopk import GTopK
 from tf_dgc.collectives.hierarchical import Hierarchical
 from tf_dgc.collectives.oktopk import OkTopK, OwnedRegionsAlgorithm, TwoWay
+from tf_dgc.collectives.overlapped import Overlapped
 from tf_dgc.collectives.ring import Ring
 from tf_dgc.collectives.star import Star
 from tf_dgc.collectives.tree import Tree
@@ -25,6 +26,7 @@ __all__ = [
     "Hierarchical",
     "LinkSpeeds",
     "OkTopK",
+    "Overlapped",
     "OwnedRegionsAlgorithm",
     "Rank",
     "RequestSize",

@@ -26,18 +26,26 @@ class Auto(Ring):
     Args:
         dense: whether everything may be sent, as float16, where that is faster; with
             `DGCOptimizer`, and `TopK` with error feedback.
+        overlap: whether buckets of gradients may be exchanged during the backward pass
+            (see `Overlapped`), where that is predicted to be faster.
     """
 
     name = "auto"
     reference = "the fastest of the others by `tf_dgc.collectives.predict_seconds`"
 
-    def __init__(self, dense: bool = True):
+    def __init__(self, dense: bool = True, overlap: bool = True):
         if not isinstance(dense, bool):
             raise ValueError(
                 "`dense` must be True or False: whether everything may be sent where "
                 f"that is faster. Received: dense={show(dense)}"
             )
+        if not isinstance(overlap, bool):
+            raise ValueError(
+                "`overlap` must be True or False: whether exchanges may overlap with "
+                f"the backward pass. Received: overlap={show(overlap)}"
+            )
         self.dense = dense
+        self.overlap = overlap
 
     def resolve(self, hosts: Sequence[str]) -> CollectiveAlgorithm:
         """Return the ring, which is used until another algorithm is chosen."""
@@ -62,4 +70,4 @@ class Auto(Ring):
 
     def get_config(self) -> dict[str, Any]:
         """Return the constructor's arguments."""
-        return {"dense": self.dense}
+        return {"dense": self.dense, "overlap": self.overlap}

@@ -1,9 +1,8 @@
-"""Decides `collective="auto"` and the buckets of `overlap` at build time."""
+"""Decides `collective="auto"` and the buckets of `Overlapped` at build time."""
 
 import dataclasses
 import functools
 import itertools
-import math
 import time
 from collections.abc import Callable, Generator, Sequence
 from typing import Any, TypeAlias
@@ -12,7 +11,6 @@ import numpy as np
 import tensorflow as tf
 
 from tf_dgc import native_library, schedules
-from tf_dgc.arguments import show
 from tf_dgc.codecs import buffer, value_types
 from tf_dgc.codecs.tensor_spec import TensorSpec
 from tf_dgc.collectives import (
@@ -29,6 +27,7 @@ from tf_dgc.collectives import (
 )
 from tf_dgc.collectives.communicator import Communicator
 from tf_dgc.collectives.cost_model import TransferTimes, first_of_the_fastest
+from tf_dgc.collectives.overlapped import Overlap, OverlapMode
 from tf_dgc.collectives.requests import AllGather, BufferLayout, Primitive, SendRecv
 from tf_dgc.compressors import Compressor, Float16, ScaleCom, TopK
 from tf_dgc.compressors.common.one_round import TwoRounds
@@ -196,24 +195,17 @@ _BACKWARD_MARGIN = 1.25
 
 
 def check_overlap(
-    overlap: bool | float | None,
+    overlap: Overlap,
     compressor: Compressor,
     hyperparameters: InnerHyperparameters,
     track_staleness: bool,
 ) -> None:
-    """Raise `ValueError` if the user's `overlap` is no choice or not possible."""
-    is_seconds = isinstance(overlap, int | float) and 0 < overlap < math.inf
-    if not (overlap is None or isinstance(overlap, bool) or is_seconds):
-        raise ValueError(
-            '`overlap` must be True, False, None (where `collective="auto"` finds that '
-            "it pays), or the seconds that a backward pass takes, a finite number "
-            f"above 0. Received: overlap={show(overlap)}"
-        )
+    """Raise `ValueError` if the user passed `Overlapped`, and steps cannot overlap."""
     hindrance = overlap_hindrance(compressor, hyperparameters, track_staleness)
-    if overlap and hindrance:
+    if overlap.mode is OverlapMode.ALWAYS and hindrance:
         raise ValueError(
-            "With `overlap` a tensor is exchanged before the gradients of others are "
-            f"computed, and {hindrance}. Received: overlap={show(overlap)}"
+            "With `Overlapped` a tensor is exchanged before the gradients of others "
+            f"are computed, and {hindrance}. Received: an `Overlapped` collective"
         )
 
 
@@ -233,36 +225,38 @@ def overlap_hindrance(
             "step, when all are there. Use one of the two"
         )
     if track_staleness:
-        return "`track_staleness` counts whole steps. Leave it out"
+        return "`Diagnostics(track_staleness=True)` counts whole steps. Leave it out"
     return None
 
 
 def split_into_buckets(
     tuned: TunedExchange,
-    overlap: bool | float | None,
+    overlap: Overlap,
     tensors: Sequence[TensorSpec],
     num_state_variables: int,
     num_workers: int,
 ) -> TunedExchange:
     """Return the exchange with buckets, if the steps overlap.
 
-    With `overlap=None` they do if the cost model predicts that it pays. The backward
+    With `IF_FASTER` they do if the cost model predicts that it pays. The backward
     pass is assumed to compute gradients from the last tensor to the first, and to take
     the same time for each entry. A worker has `num_state_variables` for each tensor.
     """
-    if overlap is False or num_workers == 1 or (overlap is None and not tuned.links):
+    if_faster = overlap.mode is OverlapMode.IF_FASTER
+    is_off = overlap.mode is OverlapMode.NEVER or (if_faster and not tuned.links)
+    if is_off or num_workers == 1:
         return tuned
     links = tuned.links or _ASSUMED_LINKS
     order = list(reversed(range(len(tensors))))
     times = _transfer_times(tuned, [tensors[i] for i in order], num_workers, links)
     # If unknown, the backward pass is assumed to take as long as the exchange.
-    backward = times.alone if overlap is None or overlap is True else float(overlap)
+    backward = overlap.backward_seconds or times.alone
     sizes = [tensors[i].size for i in order]
     ready = [backward * n / sum(sizes) for n in itertools.accumulate(sizes)]
     bucket_places = cost_model.plan_buckets(
         [_BACKWARD_MARGIN * s for s in ready], times
     )
-    if overlap is None:
+    if if_faster:
         # Overlap copies the state, and stores sums before they are applied.
         copies = (num_state_variables + 1) * sum(sizes) * links.rounding
         finish = cost_model.finish_time(ready, bucket_places, times) + copies

@@ -58,10 +58,8 @@ class CompressedOptimizer(CollectiveOptimizer):
         diagnostics: a `tf_dgc.Diagnostics`: comparisons of the workers' weights, and
             the staleness of entries.
         collective: collective algorithm, or its name; `tf-dgc collectives` lists them.
-        overlap: whether to exchange buckets of gradients during the backward pass; a
-            model of the links determines the buckets. A number is the duration of the
-            backward pass in seconds. A gradient that is not finite then skips the step
-            on all workers. None: only if `collective="auto"` finds that it pays.
+            With `tf_dgc.collectives.Overlapped`, and where "auto" finds that it pays,
+            buckets of gradients are exchanged during the backward pass.
 
     Attributes:
         inner_optimizer: copy of `inner` that applies the update.
@@ -92,7 +90,6 @@ class CompressedOptimizer(CollectiveOptimizer):
         "seed",
         "diagnostics",
         "collective",
-        "overlap",
     )
     fixed = frozenset(config_keys)
 
@@ -108,7 +105,6 @@ class CompressedOptimizer(CollectiveOptimizer):
         name: str = "compressed_optimizer",
         diagnostics: Diagnostics = Diagnostics(),
         collective: CollectiveAlgorithm | str = "ring",
-        overlap: bool | float | None = None,
     ):
         compressor = compressors.get(compressor)
         feedback = validation.uses_error_feedback(compressor, error_feedback)
@@ -116,7 +112,9 @@ class CompressedOptimizer(CollectiveOptimizer):
         check_diagnostics(diagnostics, type(self).__name__, "track_consensus_distance")
         corrects_momentum = self._corrects_momentum(corrections, feedback)
         validation.check_min_compress_size(min_compress_size)
-        algorithm = validation.get_collective(collective, compressor, feedback)
+        algorithm, overlap = validation.resolve_overlap(
+            validation.get_collective(collective, compressor, feedback)
+        )
         strategy = prepare(tf.distribute.get_strategy())
         inner = get_inner_optimizer(inner)
         validation.check_one_momentum(compressor, inner)
@@ -157,7 +155,6 @@ class CompressedOptimizer(CollectiveOptimizer):
         self.seed = settings.seed
         self.diagnostics = diagnostics
         self.collective = collective  # the name, if it was passed
-        self.overlap = overlap
         self.velocity: list[PerWorkerVariable] = []
         self.second_moment: list[PerWorkerVariable] = []
         self.largest_moment: list[PerWorkerVariable] = []

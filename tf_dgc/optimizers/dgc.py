@@ -67,7 +67,6 @@ class DGCOptimizer(CompressedOptimizer):
         name: name of the optimizer.
         diagnostics: see `CompressedOptimizer`.
         collective: see `CompressedOptimizer`.
-        overlap: see `CompressedOptimizer`.
 
     Attributes:
         inner_optimizer: copy of `inner` that applies the update. It owns the learning
@@ -110,7 +109,6 @@ class DGCOptimizer(CompressedOptimizer):
         name: str = "dgc_optimizer",
         diagnostics: Diagnostics = Diagnostics(),
         collective: CollectiveAlgorithm | str = "ring",
-        overlap: bool | float | None = None,
     ):
         sparsity = schedules.get_sparsity(sparsity)
         value_types.check_choice(value_dtype)
@@ -127,7 +125,6 @@ class DGCOptimizer(CompressedOptimizer):
             name=name,
             diagnostics=diagnostics,
             collective=collective,
-            overlap=overlap,
         )
         self._settings = dataclasses.replace(
             self.settings, uncompressed_dtype=uncompressed_dtype

@@ -13,6 +13,7 @@ from tf_dgc.codecs import value_types
 from tf_dgc.codecs.tensor_spec import TensorSpec
 from tf_dgc.collectives import CollectiveAlgorithm
 from tf_dgc.collectives.communicator import Communicator
+from tf_dgc.collectives.overlapped import Overlap, OverlapMode
 from tf_dgc.compressors import Compressor, NoCompression
 from tf_dgc.multiworker import consensus
 from tf_dgc.optimizers import autotune, gradients, validation
@@ -37,7 +38,7 @@ class CompressionSettings(StepSettings):
         min_compress_size: number of entries from which on tensors are compressed.
         uncompressed_dtype: value type of uncompressed tensors; None for full precision.
         track_staleness: whether to record when each entry was last sent.
-        overlap: argument of `CompressedOptimizer`.
+        overlap: whether buckets are exchanged during the backward pass.
         exclusions: variables that the user excluded from compression.
     """
 
@@ -46,7 +47,7 @@ class CompressionSettings(StepSettings):
     min_compress_size: int = 1024
     uncompressed_dtype: str | None = None
     track_staleness: bool = False
-    overlap: bool | float | None = False
+    overlap: Overlap = Overlap()
     exclusions: Exclusions = dataclasses.field(default_factory=Exclusions)
 
     @property
@@ -325,7 +326,7 @@ def _tune(
     if autotune.overlap_hindrance(
         settings.compressor, settings.hyperparameters, settings.track_staleness
     ):
-        overlap = False
+        overlap = Overlap()
     tuned = autotune.choose_algorithm(
         settings.algorithm,
         settings.compressor,
@@ -333,7 +334,7 @@ def _tune(
         settings.keeps_residual,
         settings.allows_merging
         and validation.is_exact(settings.algorithm, settings.compressor, tensors),
-        bool(overlap),
+        overlap.mode is OverlapMode.ALWAYS,
         strategy,
         communicator,
     )

@@ -9,7 +9,8 @@ from tf_dgc import collectives
 from tf_dgc._internals import keras_optimizers
 from tf_dgc.arguments import check_whole, show
 from tf_dgc.codecs.tensor_spec import TensorSpec
-from tf_dgc.collectives import CollectiveAlgorithm
+from tf_dgc.collectives import Auto, CollectiveAlgorithm
+from tf_dgc.collectives.overlapped import Overlap, OverlapMode, Overlapped
 from tf_dgc.compressors import Compressor
 from tf_dgc.compressors.topk import is_top_k
 
@@ -58,6 +59,13 @@ def get_collective(
             method produces.
     """
     algorithm = collectives.get(identifier)
+    if isinstance(algorithm, Overlapped):
+        if gossip:
+            raise ValueError(
+                "Local steps exchange when all gradients are there, so nothing can "
+                f"overlap. Use the algorithm itself. Received: collective={algorithm!r}"
+            )
+        get_collective(algorithm.algorithm, compressor, error_feedback)
     if algorithm.is_neighbor_exchange and not gossip:
         raise ValueError(
             "Workers that exchange with neighbors only have different weights. "
@@ -73,6 +81,18 @@ def get_collective(
             f"compressor={compressor!r}, error feedback {error_feedback}"
         )
     return algorithm
+
+
+def resolve_overlap(
+    algorithm: CollectiveAlgorithm,
+) -> tuple[CollectiveAlgorithm, Overlap]:
+    """Return the algorithm, without `Overlapped`, and whether it overlaps."""
+    if isinstance(algorithm, Overlapped):
+        overlap = Overlap(OverlapMode.ALWAYS, algorithm.backward_seconds)
+        return algorithm.algorithm, overlap
+    if isinstance(algorithm, Auto) and algorithm.overlap:
+        return algorithm, Overlap(OverlapMode.IF_FASTER)
+    return algorithm, Overlap()
 
 
 def can_merge(compressor: Compressor, error_feedback: bool) -> bool:
@@ -128,6 +148,7 @@ def check_uncompressed_dtype(
     algorithm: CollectiveAlgorithm, uncompressed_dtype: str | None
 ) -> None:
     """Raise `ValueError` for narrow values that an algorithm would round repeatedly."""
+    algorithm, _ = resolve_overlap(algorithm)
     if algorithm.drops_entries and uncompressed_dtype is not None:
         raise ValueError(
             f"{algorithm!r} adds up uncompressed tensors on the way, and would round "

@@ -50,7 +50,7 @@ class RunRecord:
     model: str
     workers: int | None  # number of workers; None if unknown
     versions: dict[str, str]
-    methods: dict[str, dict[str, Any]]  # "name", "exchange", "settings" by optimizer
+    methods: dict[str, dict[str, Any]]  # "name", "collective", "settings" by optimizer
     variables: list[VariableRecord]
     epochs: list[EpochRecord]
 

@@ -14,7 +14,7 @@ from tf_dgc.multiworker.worker_variables import PerWorkerVariable
 from tf_dgc.optimizers import gradients, state
 from tf_dgc.optimizers import validation as common
 from tf_dgc.optimizers.base import OptimizerWrapper
-from tf_dgc.optimizers.config import parse_config
+from tf_dgc.optimizers.config import EXCLUDED, Exclusions, parse_config
 from tf_dgc.optimizers.corrections import Corrections, check_corrections
 from tf_dgc.optimizers.inner import extract_hyperparameters, get_inner_optimizer
 from tf_dgc.optimizers.inner_hyperparameters import Serialize
@@ -182,8 +182,29 @@ class ServerOptimizer(OptimizerWrapper):
         self.seed = arguments.check_seed(seed)
         self.velocity: list[PerWorkerVariable] = []
         self.residual: list[PerWorkerVariable] = []
+        self._exclusions = Exclusions()
         self._counters: keras.Variable | None = None
         self._worker: ServerWorker | None = None
+
+    def exclude_from_compression(
+        self,
+        var_list: Sequence[keras.Variable] | None = None,
+        var_names: Sequence[str] | None = None,
+    ) -> None:
+        """Send these variables uncompressed, like small ones, in both directions.
+
+        Like Keras's `exclude_from_weight_decay`. Call it on every worker, before the
+        optimizer is built. The config contains it.
+
+        Args:
+            var_list: variables of the model.
+            var_names: regular expressions, searched in the variables' paths.
+
+        Raises:
+            ValueError: if the optimizer is built, and for other arguments.
+        """
+        common.check_not_built(self, "exclude_from_compression")
+        self._exclusions.add(var_list, var_names)
 
     def build(self, variables: Sequence[keras.Variable]) -> None:
         """Create this worker's state.
@@ -204,6 +225,7 @@ class ServerOptimizer(OptimizerWrapper):
         validation.check_variables(variables)
         validation.check_num_variables(self._task, variables)
         self.check_copies()
+        self._exclusions.warn_of_unmatched(variables)
         with keras_optimizers.tracked():
             is_table = embedding_tables.find_tables(
                 self.rows, variables, self.inner_optimizer
@@ -225,7 +247,8 @@ class ServerOptimizer(OptimizerWrapper):
         tensors = [
             state.tensor_spec(
                 variable,
-                state.is_small(variable, self.min_compress_size),
+                state.is_small(variable, self.min_compress_size)
+                or variable in self._exclusions,
                 feedback,
                 self.num_workers,
             )
@@ -327,6 +350,7 @@ class ServerOptimizer(OptimizerWrapper):
             "name": self.name,
             "inner": self.inner_config(serialize),
             **{name: serialize(getattr(self, name)) for name in _SETTINGS},
+            EXCLUDED: self._exclusions.get_config(),
         }
 
     @classmethod
@@ -334,6 +358,8 @@ class ServerOptimizer(OptimizerWrapper):
         cls, config: dict[str, Any], custom_objects: dict[str, Any] | None = None
     ) -> "ServerOptimizer":
         """Build an optimizer from `get_config`'s dictionary."""
-        arguments, _ = parse_config(config, custom_objects)
+        arguments, exclusions = parse_config(config, custom_objects)
         with tf_config.loading_config():
-            return cls(**arguments)
+            optimizer = cls(**arguments)
+        optimizer._exclusions = exclusions
+        return optimizer
