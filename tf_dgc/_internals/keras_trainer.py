@@ -163,20 +163,10 @@ _PACKAGE = os.path.join(os.path.dirname(os.path.dirname(__file__)), "")
 
 def calling_trainer() -> Any | None:
     """Return the model whose `fit`, `evaluate` or `predict` is among our callers."""
-    frame = _loop_among_callers()
-    return None if frame is None else _local(frame, "self")
-
-
-def is_within_a_loop() -> bool:
-    """Whether a `fit`, `evaluate` or `predict` of Keras is among our callers."""
-    return _loop_among_callers() is not None
-
-
-def _loop_among_callers() -> FrameType | None:
     frame: FrameType | None = sys._getframe(1)
     while frame is not None and frame.f_code not in _LOOPS:
         frame = frame.f_back
-    return frame
+    return None if frame is None else _local(frame, "self")
 
 
 def models_within(model: keras.Model) -> list[keras.Model]:
@@ -261,7 +251,10 @@ class _Builder:
         others = [model._compile_metrics, model._compile_loss]
         if built and all(other is None or other.built for other in others):
             return ()  # not used
-        spec = tf.nest.map_structure(_of_one_replica, dataset.element_spec)
+        spec = tf.nest.map_structure(
+            lambda s: s._value_specs[0] if isinstance(s, values.PerReplicaSpec) else s,
+            dataset.element_spec,
+        )
         if all(_is_sufficient(s, built) for s in tf.nest.flatten(spec)):
             return tf.nest.map_structure(_keras_tensor, spec)
         local = model.distribute_strategy.experimental_local_results
@@ -286,11 +279,6 @@ class _Builder:
             loop = Loop("fit", iterator, callbacks=callbacks, epochs=epochs)
         dataset.loop = loop
         return loop
-
-
-def _of_one_replica(spec: tf.TypeSpec) -> tf.TypeSpec:
-    """Return the spec of the first replica's part of a batch."""
-    return spec._value_specs[0] if isinstance(spec, values.PerReplicaSpec) else spec
 
 
 def _is_sufficient(spec: tf.TypeSpec, built: bool) -> bool:

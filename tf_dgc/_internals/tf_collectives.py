@@ -521,17 +521,15 @@ def replace_initial_values(
                 return stock_broadcast(stock_value)
             with tf.device(device):
                 value = _value(kwargs["initial_value"], kwargs.get("dtype"))
-            if not _is_numeric(value.dtype):
+            kind = value.dtype
+            numeric = kind.is_floating or kind.is_integer or kind.is_complex
+            if not numeric and not kind.is_bool:
                 return stock_broadcast(stock_value)
             return synchronize(value, kwargs.get("name") or "without a name")
 
         return initial_value
 
     strategy.extended._get_variable_creator_initial_value = creator
-
-
-def _is_numeric(dtype: tf.DType) -> bool:
-    return dtype.is_floating or dtype.is_integer or dtype.is_complex or dtype.is_bool
 
 
 def _value(initial: Any, dtype: Any) -> tf.Tensor:

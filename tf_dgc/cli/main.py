@@ -2,6 +2,7 @@
 
 import argparse
 import os
+import pathlib
 import shlex
 import shutil
 import sys
@@ -54,9 +55,30 @@ def _advise(options: argparse.Namespace) -> int:
 
 def _report(options: argparse.Namespace) -> int:
     _load()
-    from tf_dgc.cli import report
+    from tf_dgc.reports import record, run_page
 
-    return report.main(options)
+    def read(path: str) -> record.RunRecord:
+        is_logdir = os.path.isdir(path)
+        return record.read_logdir(path) if is_logdir else record.read_record(path)
+
+    try:
+        runs = dict(zip(_run_names(options.runs), map(read, options.runs), strict=True))
+        text = run_page.run_page(runs)
+        pathlib.Path(options.out).write_text(text, encoding="utf-8")
+    except (ImportError, OSError, ValueError) as error:
+        sys.exit(f"tf-dgc report: {error}")
+    print(f"{options.out}: {', '.join(runs)}, {len(text) / 1000:.0f} kB")
+    return 0
+
+
+def _run_names(paths: list[str]) -> list[str]:
+    """Return unique names: file names without suffix if they differ, else paths."""
+    names = [pathlib.Path(os.path.abspath(path)).stem for path in paths]
+    if len(set(names)) == len(names):
+        return names
+    if len(set(paths)) < len(paths):
+        raise ValueError(f"Runs must be different files. Received: {', '.join(paths)}")
+    return paths
 
 
 def _load() -> None:
@@ -119,9 +141,22 @@ def _remote(options: argparse.Namespace) -> int:
 
 def _serve(options: argparse.Namespace) -> int:
     _load()
-    from tf_dgc.cli import serve
+    from tf_dgc.server import process, tasks
 
-    return serve.main()
+    try:
+        task = tasks.find_task()
+        if task.worker is not None:
+            raise ValueError(
+                "This process must be a server, a task of type `ps`, according to the "
+                "environment variable TF_CONFIG. Received: a worker's task, with index "
+                f"{task.worker}"
+            )
+        process.serve_and_exit(task)
+    except (RuntimeError, ValueError) as error:
+        sys.stderr.write(f"tf-dgc: {error}\n")
+        return 1
+    except KeyboardInterrupt:
+        return 130
 
 
 def _missing_workers(script: str, arguments: Sequence[str]) -> str:

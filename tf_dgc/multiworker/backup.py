@@ -113,7 +113,8 @@ class BackupFolder:
                 "directory": str(self._directory),
                 "names": {str(number): g.name for number, g in generations.items()},
                 "unreadable": unreadable,
-                "last": last_number(self._directory),
+                # Of any file, complete or not.
+                "last": max(map(generation_number, _files(self._directory)), default=0),
                 "random": uuid.uuid4().hex,
             },
             "find the last backup",
@@ -219,7 +220,7 @@ class BackupFolder:
         number, directory = self._last_number, self._directory
         name = self._name(number)
         part = part_name(number, self._worker)
-        model_file = model_name(number, self._worker)
+        model_file = f"backup-{number}.model-{self._worker}.weights.h5"
         with (
             saving.replacing(directory / part) as unfinished,
             worker_parts.writing_part(unfinished, name) as writer,
@@ -283,11 +284,6 @@ def part_name(number: int, worker: int) -> str:
     return f"backup-{number}.part-{worker}.h5"
 
 
-def model_name(number: int, worker: int) -> str:
-    """Return the name of the file with the weights, by its writer."""
-    return f"backup-{number}.model-{worker}.weights.h5"
-
-
 def describe_file(path: pathlib.Path) -> dict[str, int]:
     """Return a file's entry in a manifest: its size and checksum."""
     return {"bytes": path.stat().st_size, "crc32": _checksum(path)}
@@ -324,11 +320,6 @@ def find_generations(
             except (OSError, ValueError, KeyError, TypeError) as error:
                 unreadable[str(path)] = f"is damaged: {error}"
     return generations, unreadable
-
-
-def last_number(directory: pathlib.Path) -> int:
-    """Return the largest number that any file has, complete or not; 0 without files."""
-    return max(map(generation_number, _files(directory)), default=0)
 
 
 def file_problem(

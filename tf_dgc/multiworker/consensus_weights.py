@@ -33,12 +33,15 @@ def consensus_weights(model: keras.Model, what: str) -> Iterator[None]:
     # `what` is "test", "predict", "save" or "get"; "part" to save a worker's part,
     # which uses only weights that are available locally; "train" changes nothing, and
     # raises if the model has the consensus weights, so that the training would be lost.
+    use = what
+    if what == "get" and keras_trainer.calling_trainer() is not None:
+        use = "keep"  # callbacks call `get_weights` on all workers alike
     with contextlib.ExitStack() as stack:
         for optimizer in _optimizers_of(model, shown=what == "train"):
             if what == "train":
                 optimizer.check_not_swapped("train")
             elif what != "part" or optimizer.anchor:
-                stack.enter_context(optimizer.consensus_weights(_use(what)))
+                stack.enter_context(optimizer.consensus_weights(use))
         yield
 
 
@@ -71,13 +74,6 @@ def wrap_model_methods(model: keras.Model) -> None:
     keras_trainer.wrap_calls(
         model, _SETTING_METHODS, functools.partial(setting_weights, model)
     )
-
-
-def _use(what: str) -> str:
-    """Return the use to pass to an optimizer; in a loop, all workers `get_weights`."""
-    if what == "get" and keras_trainer.is_within_a_loop():
-        return "keep"
-    return what
 
 
 def _attributes(model: keras.Model) -> Iterator[Any]:

@@ -89,11 +89,14 @@ def in_different_collectives(position: Position, other: Position) -> bool:
     )
 
 
-def is_behind(position: Position, other: Position, other_index: int) -> bool:
+def is_behind(
+    position: Position, other: Position, other_index: int, background: bool = True
+) -> bool:
     """Whether the other worker has yet to come to where this one waits."""
     return any(
         other.started(group) < position.started(group)
         for group in position.waits_for(other_index)
+        if background or group is None or min(group) >= 0
     )
 
 
@@ -102,16 +105,8 @@ def wait_for_each_other(
 ) -> bool:
     """Whether each of two workers waits where the other has yet to come."""
     # Background groups do not count: a worker that waits there may still come.
-    return _is_behind_in_steps(position, other, other_index) and _is_behind_in_steps(
-        other, position, index
-    )
-
-
-def _is_behind_in_steps(position: Position, other: Position, other_index: int) -> bool:
-    return any(
-        other.started(group) < position.started(group)
-        for group in position.waits_for(other_index)
-        if group is None or min(group) >= 0
+    return is_behind(position, other, other_index, background=False) and is_behind(
+        other, position, index, background=False
     )
 
 

@@ -73,7 +73,8 @@ class StrategyLoops:
             return self.running.reduce_logs(value)
         if caller == keras_trainer.QUESTION and self.running:
             return self.running.replicas_with_values(value)
-        if axis == 0 and _is_scalar(local_results(value)[0]):
+        first = local_results(value)[0]
+        if axis == 0 and tf.is_tensor(first) and first.shape.rank == 0:
             axis = None
         return self.stock_reduce(reduce_op, value, axis)
 
@@ -181,7 +182,8 @@ class ModelLoops:
         self, kind: str, loop: keras_trainer.Loop, data: BatchIterator
     ) -> None:
         self._iterators[kind] = weakref.ref(data)
-        number = _number_of_batches(loop, data.batches)
+        number = _INFINITE if data.batches.is_infinite else loop.num_batches
+        number = _UNKNOWN if number is None else number
         numbers = set(self._all_gather(number))
         _check_lengths(numbers, number, loop)
         # Then no worker has a batch when another one has none.
@@ -303,16 +305,6 @@ def _sum_and_count(replicas: tuple[tf.Tensor, ...]) -> tf.Tensor:
 
 def _finish_mean(value: tf.Tensor) -> tf.Tensor:
     return value if value.shape.rank == 0 else value[0] / value[1]
-
-
-def _is_scalar(value: Any) -> bool:
-    return tf.is_tensor(value) and value.shape.rank == 0
-
-
-def _number_of_batches(loop: keras_trainer.Loop, batches: DistributedBatches) -> int:
-    """Return how many batches this worker has in an epoch; `_UNKNOWN`, `_INFINITE`."""
-    number = _INFINITE if batches.is_infinite else loop.num_batches
-    return _UNKNOWN if number is None else number
 
 
 def _check_lengths(numbers: set[int], number: int, loop: keras_trainer.Loop) -> None:

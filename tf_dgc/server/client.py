@@ -420,12 +420,11 @@ class ServerConnection:
             elapsed += tf.clip_by_value(seconds, 0.0, 2 * _CALL_SECONDS)
             return elapsed, is_reply, error, *reply
 
-        def has_time(elapsed: tf.Tensor, is_reply: tf.Tensor, *_: Any) -> tf.Tensor:
-            return tf.logical_and(tf.logical_not(is_reply), elapsed < self._timeout)
-
         no_reply = ReplyMessage(0, np.int64(0), 0, np.zeros([0], np.int32))
         _, is_reply, error, *fields = _while_loop(
-            has_time, call, [tf.constant(0.0, tf.float64), False, "", *no_reply]
+            lambda elapsed, is_reply, *_: ~is_reply & (elapsed < self._timeout),
+            call,
+            [tf.constant(0.0, tf.float64), False, "", *no_reply],
         )
         reply = ReplyMessage(*fields)
         no_server = tf.strings.join(
@@ -439,11 +438,11 @@ class ServerConnection:
         )
         refused = tf.equal(reply.status, int(Status.REFUSED))
         message = tf.cond(
-            tf.logical_and(is_reply, refused),
+            is_reply & refused,
             lambda: tf.strings.join(["tf_dgc: ", reply_text(reply.body)]),
             lambda: no_server,
         )
-        succeeded = tf.logical_and(is_reply, tf.logical_not(refused))
+        succeeded = is_reply & ~refused
         check = tf.raw_ops.Assert(condition=succeeded, data=[message], summarize=1)
         with tf.control_dependencies([check]):
             return ReplyMessage(*map(tf.identity, reply))

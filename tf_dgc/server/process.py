@@ -236,7 +236,7 @@ class ServerLoop:
                 "dropped it because it did not respond or another process took its "
                 "place, or the server was restarted. Start the worker again."
             )
-            if self.runs.has_left(int(head["incarnation"])):
+            if int(head["incarnation"]) in self.runs.left:
                 reason = LEFT_RUN
             self._refuse(slot, reason, head)
             return
@@ -307,7 +307,7 @@ class TrainingRuns:
         self._services: dict[int, Service] = {}  # by run, without finished ones
         self._checkpoints: dict[int, ServerCheckpoint] = {}  # by run
         self._joined_runs: set[int] = set()
-        self._left: set[int] = set()  # incarnations of processes that have left
+        self.left: set[int] = set()  # incarnations of processes that have left
 
     def service(self, run: int) -> Service:
         """Return the service of a run, resumed from its checkpoint if there is one."""
@@ -363,7 +363,7 @@ class TrainingRuns:
                 self._services[other].drop(
                     member, "has left, to begin another run", is_finished=True
                 )
-                self._left.add(member.session.incarnation)
+                self.left.add(member.session.incarnation)
             elif other > run:  # the worker was restarted
                 self._services[other].drop(member, "is replaced by another process")
 
@@ -371,17 +371,13 @@ class TrainingRuns:
         """Let a member leave."""
         reason = f"ended with {error}" if error else "has left"
         service.drop(member, reason, is_finished=not error)
-        self._left.add(member.session.incarnation)
+        self.left.add(member.session.incarnation)
 
     def expel(self, member: Member, reason: str) -> None:
         """Drop a member from all runs, or refuse a process that is none yet."""
         for service in self:
             service.drop(member, reason)
         member.refuse(f"worker {member.worker} {reason}")
-
-    def has_left(self, incarnation: int) -> bool:
-        """Whether a process took part and has left."""
-        return incarnation in self._left
 
     def advance(self, now: float) -> None:
         """Advance all runs, write checkpoints that are due, and end finished runs."""

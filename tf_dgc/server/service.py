@@ -224,7 +224,8 @@ class Service:
         if self.model and self.pushes:
             for member, reason in self.pushes.apply(self.model):
                 self.drop(member, reason)
-        for member in [m for m in self.members.values() if m.is_waiting]:
+        held = (Kind.START, Kind.PUSH, Kind.POLL)
+        for member in [m for m in self.members.values() if m.session.pending in held]:
             try:
                 self._reply_if_possible(member, now)
             except Exception as error:  # such as lack of memory; the others continue
@@ -298,7 +299,7 @@ class Service:
     @property
     def is_finished(self) -> bool:
         """Whether all workers have left in order."""
-        return self.members.all_finished
+        return len(self.members.finished) == self._num_workers
 
     def summary(self) -> str:
         """Return a line for the log about all pushes."""

@@ -274,11 +274,6 @@ class Member:
         if self._waiting_since is None:
             self._waiting_since = now
 
-    @property
-    def is_waiting(self) -> bool:
-        """Whether a request of it is held."""
-        return self.session.pending in (Kind.START, Kind.PUSH, Kind.POLL)
-
     def has_timed_out(
         self, now: float, others: Iterable["Member"], limits: Limits
     ) -> bool:
@@ -325,11 +320,6 @@ class Members(dict[int, Member]):
     def missing(self) -> list[int]:
         """Workers without a member, ascending."""
         return sorted(set(range(self._num_workers)) - set(self))
-
-    @property
-    def all_finished(self) -> bool:
-        """Whether all workers have left in order."""
-        return len(self.finished) == self._num_workers
 
     def record_presence(self, now: float) -> None:
         """Record the time if there are members."""

@@ -81,7 +81,7 @@ class ServerWorker:
             return
         task = validation.check_task(self._task, self._optimizer)
         validation.check_config(self._optimizer.inner_optimizer)
-        run = next_run(task)
+        run = _current_runs[task][0] + 1 if task in _current_runs else 0
         for client in self._clients:
             client.connect(task, run)
         join_servers(self._clients)
@@ -241,11 +241,6 @@ LEFT_RUN = (
 """Error for an optimizer whose run is over."""
 
 _current_runs: dict[Task, tuple[int, Sequence[Heartbeat]]] = {}
-
-
-def next_run(task: Task) -> int:
-    """Return the run number of the next optimizer of this process, from 0."""
-    return _current_runs[task][0] + 1 if task in _current_runs else 0
 
 
 def begin_run(task: Task, run: int, heartbeats: Sequence[Heartbeat]) -> None:
