@@ -14,6 +14,7 @@ from tf_dgc.multiworker import consensus
 from tf_dgc.multiworker.callbacks import BackupAndRestore, ModelCheckpoint
 from tf_dgc.optimizers.compressed import CompressedOptimizer
 from tf_dgc.reports.recorder import Recorder
+from tf_dgc.server.optimizer import ServerOptimizer
 
 __all__ = [
     "BackupAndRestore",
@@ -22,7 +23,7 @@ __all__ = [
     "find_compressed_optimizer",
 ]
 
-MonitoredOptimizer: TypeAlias = CompressedOptimizer | LocalOptimizer
+MonitoredOptimizer: TypeAlias = CompressedOptimizer | LocalOptimizer | ServerOptimizer
 
 
 class CompressionMonitor(keras.callbacks.Callback):
@@ -45,14 +46,17 @@ class CompressionMonitor(keras.callbacks.Callback):
     `Diagnostics(track_consensus_distance=True)` also `consensus_distance`, the largest
     distance of any worker's weights from the mean at the end of the last round.
 
+    With a `ServerOptimizer`, sent bytes are those that this worker pushed, and the logs
+    also gain `bytes_per_pull`.
+
     Warns once if compression does not pay (one worker, or more bytes than without), and
     says what to do.
 
     Args:
-        optimizer: a `CompressedOptimizer` or `LocalOptimizer` that is not
-            `model.optimizer`; or several, as a dictionary by name, or as a list, whose
-            names are those of the optimizers. With several, the name precedes every
-            key, as in `generator_bytes_per_step`. None for the model's.
+        optimizer: an optimizer of this package that is not `model.optimizer`; or
+            several, as a dictionary by name, or as a list, whose names are those of the
+            optimizers. With several, the name precedes every key, as in
+            `generator_bytes_per_step`. None for the model's.
         path: path of a file that the first worker writes after every epoch, for
             `tf-dgc report`: settings, logs, bytes and seconds. It is replaced
             atomically. If `fit` begins with a later epoch than the first, the file is
@@ -60,8 +64,8 @@ class CompressionMonitor(keras.callbacks.Callback):
 
     Raises:
         ValueError: for other arguments, and for two optimizers of one name; when
-            training begins, if the model's optimizer is neither; and when an epoch
-            begins, if the file is no such record.
+            training begins, if the model's optimizer is none of this package; and when
+            an epoch begins, if the file is no such record.
 
     Example:
         >>> model.fit(x, y, callbacks=[CompressionMonitor(), TensorBoard("logs")])
@@ -109,6 +113,10 @@ class CompressionMonitor(keras.callbacks.Callback):
                 warnings.warn(f"tf_dgc: no record was written: {error}", stacklevel=2)
 
     def _is_chief(self) -> bool:
+        optimizers = self._optimizers().values()
+        servers = [o for o in optimizers if isinstance(o, ServerOptimizer)]
+        if servers:  # its workers have no strategy
+            return all(optimizer.is_chief for optimizer in servers)
         return consensus.is_chief(self.model.distribute_strategy)
 
     def _optimizers(self) -> dict[str, MonitoredOptimizer]:
@@ -130,7 +138,7 @@ class CompressionMonitor(keras.callbacks.Callback):
 
 
 def find_compressed_optimizer(optimizer: Any) -> MonitoredOptimizer:
-    """Return a `CompressedOptimizer` or `LocalOptimizer`, also within loss scaling.
+    """Return an optimizer of this package, also within loss scaling.
 
     Args:
         optimizer: the optimizer itself, or a `LossScaleOptimizer` that wraps it.
@@ -140,12 +148,13 @@ def find_compressed_optimizer(optimizer: Any) -> MonitoredOptimizer:
     """
     if isinstance(optimizer, keras.optimizers.LossScaleOptimizer):
         optimizer = optimizer.inner_optimizer
-    if isinstance(optimizer, CompressedOptimizer | LocalOptimizer):
+    if isinstance(optimizer, MonitoredOptimizer):
         return optimizer
     raise ValueError(
         "The model's optimizer must be a `tf_dgc.CompressedOptimizer`, such as "
-        "`tf_dgc.DGCOptimizer`, or a `tf_dgc.LocalOptimizer`. If the model holds it "
-        "under another name, or has several, pass `CompressionMonitor(optimizer=...)`. "
+        "`tf_dgc.DGCOptimizer`, a `tf_dgc.LocalOptimizer` or a "
+        "`tf_dgc.ServerOptimizer`. If the model holds it under another name, or has "
+        "several, pass `CompressionMonitor(optimizer=...)`. "
         f"Received: optimizer={show(optimizer)}"
     )
 
@@ -182,6 +191,8 @@ def _statistics(optimizer: MonitoredOptimizer) -> dict[str, float]:
         logs |= {"rounds": stats.steps, "skipped_steps": optimizer.skipped}
         if optimizer.consensus_distance is not None:
             logs["consensus_distance"] = optimizer.consensus_distance
+    elif isinstance(optimizer, ServerOptimizer):
+        logs["bytes_per_pull"] = optimizer.bytes_per_pull
     elif (staleness := optimizer.staleness) is not None:
         logs |= {
             "staleness_mean": staleness.mean,

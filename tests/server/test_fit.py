@@ -7,6 +7,7 @@ from selection import slow
 from serving import Served
 
 import tf_dgc
+from tf_dgc.reports import record
 
 
 @pytest.fixture
@@ -14,6 +15,28 @@ def mixed_precision():
     keras.config.set_dtype_policy("mixed_float16")
     yield
     keras.config.set_dtype_policy("float32")
+
+
+def test_the_monitor_logs_and_records_pushes(monkeypatch, tmp_path):
+    x = np.ones((8, 40), "float32")
+    path = tmp_path / "run.json"
+    model = keras.Sequential([keras.Input((40,)), keras.layers.Dense(30)])
+    with Served(1) as served:
+        sgd = keras.optimizers.SGD(0.05)
+        optimizer = served.optimizer(monkeypatch, 0, sgd)
+        model.compile(optimizer, "mse")
+        monitor = tf_dgc.callbacks.CompressionMonitor(path=path)
+        logs = model.fit(
+            x, np.ones((8, 30)), 4, epochs=2, verbose=0, callbacks=[monitor]
+        ).history
+        stats, pulled = optimizer.stats, optimizer.bytes_per_pull
+        optimizer.leave()
+    assert logs["total_bytes"][-1] == stats.bytes > 0
+    assert logs["iterations"] == [2, 4]
+    assert logs["bytes_per_pull"][-1] == pulled
+    recorded = record.read_record(path)
+    assert [epoch.sent_bytes for epoch in recorded.epochs] == logs["total_bytes"]
+    assert recorded.methods[""]["collective"] == "server"
 
 
 @pytest.mark.slow

@@ -156,7 +156,7 @@ def sizes_per_variable(
     optimizer: CompressedOptimizer | LocalOptimizer,
 ) -> list[VariableSize]:
     """Return the sizes of all variables in the last step; none before `build`."""
-    state = optimizer.state
+    state = getattr(optimizer, "state", None)  # `ServerOptimizer` has none
     if state is None:
         return []
     compressor, tensors = state.tuned.compressor, state.tensors

@@ -335,6 +335,11 @@ class ServerOptimizer(OptimizerWrapper):
         return self._task.num_workers if self._task else 1
 
     @property
+    def is_chief(self) -> bool:
+        """Whether this is worker 0, or the only one."""
+        return self._task is None or self._task.worker == 0
+
+    @property
     def stats(self) -> metrics.CompressionStats:
         """What this worker pushed, in total and in the last step."""
         return metrics.read_stats(self._counters, "server")
