@@ -20,7 +20,7 @@ import pathlib
 import sys
 
 from absl import app, flags
-from common import advised, models, network, pieces, progress, reporting, signals
+from common import advice_rows, models, network, progress, reporting, resumable, signals
 from common.cluster import WorkerError
 
 COLUMNS = [
@@ -76,22 +76,22 @@ def main(_):
             columns = [column for column in COLUMNS if column[0] in rows[0]]
             reporting.report(rows, columns, "Predicted", _PREDICTED.value)
             return
-        rows = _measure() if _MEASURE.value else pieces.read([_FROM_JSON.value])
+        rows = _measure() if _MEASURE.value else resumable.read_rows([_FROM_JSON.value])
     except (PermissionError, network.NetworkError, WorkerError) as error:
         sys.exit(f"advice.py: {error}")
     except KeyboardInterrupt:
         sys.exit("advice.py: interrupted")
     predicted = _predictions()
-    shown = advised.compared(predicted, rows)
+    shown = advice_rows.compare(predicted, rows)
     if not shown:
         sys.exit(f"advice.py: no row was predicted in {_PREDICTED.value}")
     reporting.report(shown, COLUMNS, "Predicted and measured", origin=rows[0])
-    print(advised.said(shown))
-    print(advised.sources(_PREDICTED.value, predicted, rows))
+    print(advice_rows.summarize(shown))
+    print(advice_rows.describe_sources(_PREDICTED.value, predicted, rows))
     if _MARKDOWN.value:
         methods = dict.fromkeys(row["method"] for row in shown)
         columns = [*COLUMNS[:3], *((m, m, "") for m in methods)]
-        table = reporting.markdown(advised.by_setting(shown), columns)
+        table = reporting.markdown(advice_rows.group_by_setting(shown), columns)
         pathlib.Path(_MARKDOWN.value).write_text(table, encoding="utf-8")
 
 
@@ -100,12 +100,14 @@ def _predict():
     for model, number in progress.track(_plans(), "clusters", _named):
         settings = _settings("none", model, number)
         asks = settings, number, _METHODS.value, _SECONDS.value, _TIMEOUT.value
-        rows += advised.predict(*asks, _LINKS.value)
+        rows += advice_rows.predict(*asks, _LINKS.value)
     return rows
 
 
 def _measure():
-    done = pieces.Pieces(_JSON.value, advised.KEYS, reporting.provenance())
+    done = resumable.ResumableRows(
+        _JSON.value, advice_rows.KEYS, reporting.provenance()
+    )
     predicted, rows = _predictions(), []
     for model, number in progress.track(_plans(), "clusters", _named):
         settings = _settings("advice", model, number)
@@ -117,7 +119,7 @@ def _measure():
             and (_METHODS.value is None or row["method"] in _METHODS.value)
         ]
         asks = settings, number, some, done, _SECONDS.value, _TIMEOUT.value
-        rows += advised.measure(*asks)
+        rows += advice_rows.measure(*asks)
     return rows
 
 

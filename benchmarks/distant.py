@@ -29,12 +29,12 @@ import sys
 from absl import app, flags
 from common import (
     distance,
-    far_runs,
+    distant_runs,
     models,
     network,
-    pieces,
     presets,
     reporting,
+    resumable,
     signals,
 )
 from common.cluster import WorkerError
@@ -76,10 +76,12 @@ def main(_):
     """Measure what is not there, and report."""
     plan = _plan()
     signals.end_orderly()
-    done = pieces.Pieces(_JSON.value, far_runs.KEYS, reporting.provenance())
+    done = resumable.ResumableRows(
+        _JSON.value, distant_runs.KEYS, reporting.provenance()
+    )
     try:
-        rows = far_runs.measure(plan, done)
-        shown = far_runs.compared(rows)
+        rows = distant_runs.measure(plan, done)
+        shown = distant_runs.add_comparisons(rows)
         reporting.report(shown, COLUMNS, _title(plan, rows[0]), origin={})
     except (PermissionError, network.NetworkError, WorkerError) as error:
         sys.exit(f"distant.py: {error}")
@@ -98,7 +100,7 @@ def _plan():
         delays = [float(delay) for delay in _DELAYS.value]
     except ValueError as error:
         raise app.UsageError(f"Round trips are in ms: {error}") from error
-    return far_runs.Plan(
+    return distant_runs.Plan(
         _MODEL.value, _WORKERS.value, _MODES.value, _PERIOD.value, _STEP.value,
         [(rate, delay) for rate in _RATES.value for delay in delays],
         _SECONDS.value, _THREADS.value, _TIMEOUT.value,

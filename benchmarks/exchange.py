@@ -21,9 +21,9 @@ import time
 
 import numpy as np
 from absl import app, flags
-from common import choice, extrapolation, network, progress, reporting
+from common import auto_choice, extrapolation, network, progress, reporting
+from common.algorithms import METHODS, cost_of_step, create_algorithm, drops_entries
 from common.cluster import Cluster, WorkerError
-from common.ways import METHODS, cost_of_step, make, merges
 
 from tf_dgc.collectives import LinkSpeeds, RequestSize, cost_model
 
@@ -90,7 +90,9 @@ def main(_):
         reporting.report(rows, COLUMNS, "Sums and gathers", _JSON.value)
         print(_errors(rows))
         reporting.report(
-            choice.choices(rows), choice.COLUMNS, "What `auto` would choose"
+            auto_choice.compare_choices(rows),
+            auto_choice.COLUMNS,
+            "What `auto` would choose",
         )
     links = _LINKS.value or (rows and rows[-1]["links"])
     if links and _ENTRIES.value:
@@ -150,7 +152,7 @@ def _predict(row, links):
     """Return the row with what the model has for it."""
     asked = RequestSize(row["kind"], row["payload"])
     cost = cost_model.request_cost(
-        make(row["exchange"], row["workers"]), asked, row["workers"]
+        create_algorithm(row["exchange"], row["workers"]), asked, row["workers"]
     )
     seconds = links.start + cost_model.transfer_seconds(cost, links)
     return {**row, "model_ms": 1000 * seconds}
@@ -159,7 +161,9 @@ def _predict(row, links):
 def _take_turns(cluster, links, number, kind, payload):
     """Return a row per exchange, which take turns."""
     # Of those that merge entries, all else goes around the ring.
-    names = [n for n in _EXCHANGES.value if kind == "entries" or not merges(n, number)]
+    names = [
+        n for n in _EXCHANGES.value if kind == "entries" or not drops_entries(n, number)
+    ]
     found = {name: ([], []) for name in names}
     for name in names:  # trace, and meet for the first time
         size = cluster.ask(exchange=name, kind=kind, payload=payload)[0]["bytes"]
@@ -169,7 +173,7 @@ def _take_turns(cluster, links, number, kind, payload):
     rows = []
     for name, turns in found.items():
         cost = cost_model.request_cost(
-            make(name, number), RequestSize(kind, size), number
+            create_algorithm(name, number), RequestSize(kind, size), number
         )
         rows.append(_row(number, kind, size, name, turns, cost))
     return _beside_the_ring(rows)

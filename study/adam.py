@@ -30,7 +30,7 @@ import benchmarks_path  # noqa: F401
 import keras
 import tensorflow as tf
 from absl import app, flags
-from common import pieces, progress, reporting
+from common import progress, reporting, resumable
 from experiments import adam
 from experiments.adam import KEYS, SEED_OF_RATES
 from tasks import transformer
@@ -93,7 +93,7 @@ class Comparison:
     Args:
         task: a `small.Task`.
         strategy: of `trainer.make_strategy`.
-        done: a `pieces.Pieces`.
+        done: a `resumable.ResumableRows`.
     """
 
     def __init__(self, task, strategy, done):
@@ -156,7 +156,7 @@ def train():
     strategy = make_strategy(_WORKERS.value)  # before data are read
     task = transformer.TASKS[_TASK.value](flags.FLAGS)
     task.batch_size = _BATCH.value or task.batch_size
-    done = pieces.Pieces(_JSON.value, KEYS, reporting.provenance())
+    done = resumable.ResumableRows(_JSON.value, KEYS, reporting.provenance())
     comparison = Comparison(task, strategy, done)
     for name in progress.track(_RUNS.value or adam.RUNS, "runs", str):
         comparison.add(name)
@@ -179,7 +179,7 @@ def main(_):
     if unknown:
         raise app.UsageError(f"--runs has names that --list does not show: {unknown}")
     paths = _FROM_JSON.value
-    rows = pieces.read(paths) if paths else train()
+    rows = resumable.read_rows(paths) if paths else train()
     budgets = list(map(float, _BUDGETS.value))
     lines, columns = adam.summaries(rows, budgets), _columns(budgets)
     panels = {}

@@ -30,7 +30,7 @@ os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
 import benchmarks_path  # noqa: F401
 import tensorflow as tf
 from absl import app, flags
-from common import pieces, progress, reporting
+from common import progress, reporting, resumable
 from experiments import beginnings
 from experiments.beginnings import Run
 from registered import registry
@@ -60,7 +60,7 @@ def train():
     if not _DATA.value:
         raise app.UsageError("--data is needed, or --from_json")
     strategy = make_strategy(_WORKERS.value)  # before data are read
-    done = pieces.Pieces(_JSON.value, KEYS, reporting.provenance())
+    done = resumable.ResumableRows(_JSON.value, KEYS, reporting.provenance())
     asked = [
         (name, seed, run)
         for name in _TASKS.value
@@ -89,7 +89,7 @@ def main(_):
     if unknown := sorted(set(_RUNS.value) - set(beginnings.RUNS)):
         raise app.UsageError(f"--runs has names that --list shows. Received: {unknown}")
     paths = _FROM_JSON.value
-    tables = beginnings.tables(pieces.read(paths) if paths else train())
+    tables = beginnings.tables(resumable.read_rows(paths) if paths else train())
     reporting.report_all(tables, _MARKDOWN.value)
 
 

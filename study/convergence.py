@@ -29,7 +29,7 @@ import benchmarks_path  # noqa: F401
 import keras
 import tensorflow as tf
 from absl import app, flags
-from common import method_settings, pieces, progress, reporting
+from common import method_settings, progress, reporting, resumable
 from experiments import convergence
 from tasks import small
 from training import seeded
@@ -62,7 +62,7 @@ class Comparison:
     Args:
         task: a `small.Task`.
         strategy: of `trainer.make_strategy`.
-        done: a `pieces.Pieces`.
+        done: a `resumable.ResumableRows`.
         steps: of a run.
         seeds: of the runs.
     """
@@ -125,7 +125,7 @@ def train():
     if _QUICK.value:
         steps, seeds, names = min(steps, 150), range(1), names[:1]
     strategy = make_strategy(_WORKERS.value)  # before data are read
-    done = pieces.Pieces(_JSON.value, KEYS, reporting.provenance())
+    done = resumable.ResumableRows(_JSON.value, KEYS, reporting.provenance())
     for name in progress.track(names, "tasks", str):
         task = small.TASKS[name](_DATA_DIR.value)
         comparison = Comparison(task, strategy, done, steps, seeds)
@@ -148,7 +148,7 @@ def main(_):
     """Run what the flags ask for, and report."""
     tf.get_logger().setLevel("ERROR")
     paths = _FROM_JSON.value
-    tables = convergence.tables(pieces.read(paths) if paths else train())
+    tables = convergence.tables(resumable.read_rows(paths) if paths else train())
     reporting.report_all(tables, _MARKDOWN.value)
     if _PLOT.value:
         from experiments import pictures

@@ -23,7 +23,7 @@ import benchmarks_path  # noqa: F401
 import keras
 import tensorflow as tf
 from absl import app, flags
-from common import pieces, progress, reporting
+from common import progress, reporting, resumable
 from tasks import small
 from training.trainer import Trainer, make_strategy
 
@@ -145,7 +145,7 @@ def summaries(rows):
 def main(_):
     """Run what the flags ask for, and report."""
     tf.get_logger().setLevel("ERROR")
-    rows = pieces.read([_FROM_JSON.value]) if _FROM_JSON.value else []
+    rows = resumable.read_rows([_FROM_JSON.value]) if _FROM_JSON.value else []
     for row in [] if _FROM_JSON.value else train():
         rows.append(row)
         if _JSON.value:

@@ -142,10 +142,10 @@ def print_coverage(arguments):
 
 def report(arguments):
     """Write the page about the rows that are kept."""
-    from common import pieces
+    from common import resumable
     from registered import report as pages
 
-    timed = pieces.read([arguments.timed])
+    timed = resumable.read_rows([arguments.timed])
     pages.write(rows.read(arguments.runs), arguments.out, timed)
 
 

@@ -23,7 +23,7 @@ import benchmarks_path  # noqa: F401
 import keras
 import tensorflow as tf
 from absl import app, flags
-from common import pieces, progress, reporting
+from common import progress, reporting, resumable
 from experiments import horizons
 from experiments.budget import Budget
 from tasks import small
@@ -53,7 +53,7 @@ class Comparison:
     Args:
         task: a `small.Task`.
         strategy: of `trainer.make_strategy`.
-        done: a `pieces.Pieces`.
+        done: a `resumable.ResumableRows`.
     """
 
     def __init__(self, task, strategy, done):
@@ -104,7 +104,7 @@ class Comparison:
 def train():
     """Run what is not done, and return all rows of the file."""
     strategy = make_strategy(_WORKERS.value)  # before data are read
-    done = pieces.Pieces(_JSON.value, KEYS, reporting.provenance())
+    done = resumable.ResumableRows(_JSON.value, KEYS, reporting.provenance())
     for name in progress.track(_TASKS.value, "tasks", str):
         comparison = Comparison(small.TASKS[name](_DATA_DIR.value), strategy, done)
         for run in progress.track(_RUNS.value or horizons.RUNS, "runs", str):
@@ -122,7 +122,7 @@ def main(_):
     if unknown:
         raise app.UsageError(f"--runs has names that --list does not show: {unknown}")
     paths = _FROM_JSON.value
-    tables = horizons.tables(pieces.read(paths) if paths else train())
+    tables = horizons.tables(resumable.read_rows(paths) if paths else train())
     reporting.report_all(tables, _MARKDOWN.value)
 
 

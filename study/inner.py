@@ -34,7 +34,7 @@ import benchmarks_path  # noqa: F401
 import keras
 import tensorflow as tf
 from absl import app, flags
-from common import method_settings, pieces, progress, reporting
+from common import method_settings, progress, reporting, resumable
 from experiments import inner
 from experiments.inner import INNER
 from tasks import small
@@ -80,7 +80,7 @@ class Comparison:
         task: a `small.Task`.
         strategy: of `trainer.make_strategy`.
         name: of the optimizer, in `INNER`.
-        done: a `pieces.Pieces`.
+        done: a `resumable.ResumableRows`.
     """
 
     def __init__(self, task, strategy, name, done):
@@ -155,7 +155,7 @@ class Comparison:
 def train():
     """Run what is not done, and return all rows of the file."""
     strategy = make_strategy(_WORKERS.value)  # before data are read
-    done = pieces.Pieces(_JSON.value, KEYS, reporting.provenance())
+    done = resumable.ResumableRows(_JSON.value, KEYS, reporting.provenance())
     given = [small.TASKS[name](_DATA_DIR.value) for name in _TASKS.value]
     for task in progress.track(given, "tasks", lambda task: task.name):
         for name in progress.track(_OPTIMIZERS.value or INNER, "optimizers", str):
@@ -167,7 +167,7 @@ def main(_):
     """Run what the flags ask for, and report."""
     tf.get_logger().setLevel("ERROR")
     paths = _FROM_JSON.value
-    tables = inner.tables(pieces.read(paths) if paths else train(), METHODS)
+    tables = inner.tables(resumable.read_rows(paths) if paths else train(), METHODS)
     reporting.report_all(tables, _MARKDOWN.value)
 
 

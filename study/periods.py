@@ -31,7 +31,14 @@ import benchmarks_path  # noqa: F401
 import keras
 import tensorflow as tf
 from absl import app, flags
-from common import far_runs, method_settings, pieces, presets, progress, reporting
+from common import (
+    distant_runs,
+    method_settings,
+    presets,
+    progress,
+    reporting,
+    resumable,
+)
 from experiments import periods
 from tasks import small
 from training import rate_search
@@ -82,7 +89,7 @@ class Comparison:
     Args:
         task: a `small.Task`.
         strategy: of `trainer.make_strategy`.
-        done: a `pieces.Pieces`.
+        done: a `resumable.ResumableRows`.
     """
 
     def __init__(self, task, strategy, done):
@@ -152,7 +159,7 @@ class Comparison:
 def train():
     """Run what is not done, and return all rows of the file."""
     strategy = make_strategy(_WORKERS.value)  # before data are read
-    done = pieces.Pieces(_JSON.value, KEYS, reporting.provenance())
+    done = resumable.ResumableRows(_JSON.value, KEYS, reporting.provenance())
     given = [small.TASKS[name](_DATA_DIR.value) for name in _TASKS.value]
     comparisons = {task.name: Comparison(task, strategy, done) for task in given}
     todo = itertools.product(range(_SEEDS.value), comparisons, _runs())
@@ -188,7 +195,7 @@ def _title(row):
 def main(_):
     """Run what the flags ask for, and report."""
     tf.get_logger().setLevel("ERROR")
-    rows = pieces.read(_FROM_JSON.value) if _FROM_JSON.value else train()
+    rows = resumable.read_rows(_FROM_JSON.value) if _FROM_JSON.value else train()
     tables = [(_title(shown[0]), shown, COLUMNS) for shown in periods.summaries(rows)]
     reporting.report_all(tables, _MARKDOWN.value)
     if _LINKS.value:
@@ -198,12 +205,12 @@ def main(_):
 
 def _seconds_on_links(rows):
     wanted = {"model": _MODEL.value, "step_seconds": _STEP.value}
-    measured = pieces.read([_LINKS.value])
+    measured = resumable.read_rows([_LINKS.value])
     chosen = [row for row in measured if wanted.items() <= row.items()]
     if not chosen:
         raise app.UsageError(f"--links has no rows of {wanted}: {_LINKS.value}")
     try:
-        return periods.seconds(far_runs.compared(chosen), rows)
+        return periods.seconds(distant_runs.add_comparisons(chosen), rows)
     except periods.SizeError as error:
         raise app.UsageError(str(error)) from error
 

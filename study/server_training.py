@@ -34,7 +34,7 @@ import tempfile
 
 import benchmarks_path  # noqa: F401
 from absl import app, flags
-from common import network, pieces, progress, reporting, signals
+from common import network, progress, reporting, resumable, signals
 from common.cluster import WorkerError
 from experiments import server_training
 from experiments.server_training import INNERS, MODES
@@ -95,7 +95,7 @@ _FROM_JSON = flags.DEFINE_list(
 
 def main(_):
     """Measure what is not there, and report."""
-    rows = pieces.read(_FROM_JSON.value) if _FROM_JSON.value else train()
+    rows = resumable.read_rows(_FROM_JSON.value) if _FROM_JSON.value else train()
     shown = server_training.compared(rows)
     title = f"MNIST by a perceptron of {rows[0]['parameters']:,} parameters"
     reporting.report(shown, COLUMNS, title, origin={})
@@ -106,7 +106,9 @@ def train():
     _check("inner", _INNER.value, INNERS)
     _check("modes", _MODES.value, MODES)
     signals.end_orderly()
-    done = pieces.Pieces(_JSON.value, server_training.KEYS, reporting.provenance())
+    done = resumable.ResumableRows(
+        _JSON.value, server_training.KEYS, reporting.provenance()
+    )
     with tempfile.TemporaryDirectory() as folder:
         digits.prepare(_DATA_DIR.value, folder)
         plan = _plan(folder)

@@ -40,7 +40,7 @@ import tempfile
 
 import benchmarks_path  # noqa: F401
 from absl import app, flags
-from common import network, pieces, progress, reporting, signals
+from common import network, progress, reporting, resumable, signals
 from common.cluster import WorkerError
 from experiments import time_to_accuracy
 from experiments.time_to_accuracy import METHODS
@@ -108,7 +108,7 @@ _FROM_JSON = flags.DEFINE_list(
 
 def main(_):
     """Measure what is not there, and report."""
-    rows = pieces.read(_FROM_JSON.value) if _FROM_JSON.value else train()
+    rows = resumable.read_rows(_FROM_JSON.value) if _FROM_JSON.value else train()
     shown = time_to_accuracy.compared(rows, _TOLERANCE.value)
     of_rows = {"origin": rows[0]}
     reporting.report(shown, COLUMNS, "Time to the dense run's accuracy", **of_rows)
@@ -123,7 +123,7 @@ def train():
     _check()
     signals.end_orderly()
     origin = reporting.provenance()
-    done = pieces.Pieces(_JSON.value, time_to_accuracy.KEYS, origin)
+    done = resumable.ResumableRows(_JSON.value, time_to_accuracy.KEYS, origin)
     with tempfile.TemporaryDirectory() as folder:
         try:
             time_to_accuracy.prepare(_TASKS.value, _DATA_DIR.value, folder)

@@ -11,7 +11,7 @@ import tensorflow as tf
 from matplotlib import pyplot as plt
 from matplotlib.ticker import EngFormatter, ScalarFormatter
 
-from common.ways import make
+from common.algorithms import create_algorithm
 from tf_dgc.codecs import buffer
 from tf_dgc.codecs.tensor_spec import TensorSpec
 from tf_dgc.collectives import RequestSize, predict_seconds
@@ -29,7 +29,7 @@ def extrapolate(names, size, sparsity, links):
     """Return a row per exchange: milliseconds by number of workers.
 
     Args:
-        names: of exchanges, as `common.ways.make` takes them.
+        names: of exchanges, as `create_algorithm` takes them.
         size: entries of the model, of one tensor; uncompressed, summed as float16.
         sparsity: share of them that is not sent.
         links: a `Links`.
@@ -45,7 +45,7 @@ def extrapolate(names, size, sparsity, links):
 
 
 def _ms(name, asked, number, links):
-    exchange = make(name.removeprefix(_FLOAT16), number)
+    exchange = create_algorithm(name.removeprefix(_FLOAT16), number)
     rounding = asked[0].num_bytes * links.rounding if _FLOAT16 in name else 0.0
     return 1000 * (predict_seconds(exchange, asked, number, links) + rounding)
 

@@ -6,7 +6,7 @@ compress  up to the last reply, with what is kept: nothing is decoded or applied
 sum N     the same, and the sum of N workers' payloads is decoded, but not applied
 step      all of it, with the communicator of the package
 
-In the first two `copies.Copies` is the communicator. The time of copying is taken off.
+The first two use a `CopyingCommunicator`, whose time is subtracted.
 """
 
 import contextlib
@@ -19,7 +19,7 @@ import numpy as np
 import tensorflow as tf
 
 from common import method_settings, models
-from common.copies import Copies
+from common.copying_communicator import CopyingCommunicator
 from tf_dgc.optimizers import compressed
 
 ALONE = {
@@ -88,15 +88,15 @@ class Method:
 
     def compress(self):
         """Return the step that decodes nothing."""
-        return self._trace(Copies(1), lambda *_: tf.constant(0))
+        return self._trace(CopyingCommunicator(1), lambda *_: tf.constant(0))
 
     def sum(self, num_workers):
         """Return the step that decodes what as many workers sent."""
-        return self._trace(Copies(num_workers), _decode)
+        return self._trace(CopyingCommunicator(num_workers), _decode)
 
     def step_of(self, num_workers):
         """Return the whole step, with what as many workers sent."""
-        return self._trace(Copies(num_workers), compressed.apply_update)
+        return self._trace(CopyingCommunicator(num_workers), compressed.apply_update)
 
     def repeated(self, times, grads, num_workers=1):
         """Return a call of so many whole steps, one after the other, which waits.
@@ -112,7 +112,7 @@ class Method:
                 self.optimizer.apply(list(grads), self.variables)
             return tf.identity(self.optimizer.iterations)
 
-        copies = Copies(num_workers) if num_workers > 1 else None
+        copies = CopyingCommunicator(num_workers) if num_workers > 1 else None
         with _replaced(self.optimizer, copies, compressed.apply_update):
             traced = tf.function(run).get_concrete_function(*self._specs)
         return lambda: int(traced(*grads))

@@ -20,7 +20,7 @@ def started(settings, rate, script, timeout):
     """Start workers, and a server if the mode has one; yield a `Run` behind a link.
 
     Args:
-        settings: of the workers; see `served.Worker`.
+        settings: of the workers; see `server_processes.Worker`.
         rate: of the links; see `network.RATES`.
         script: the workers' program; see `Cluster`.
         timeout: seconds until a worker has to have answered.

@@ -20,8 +20,8 @@ import time
 import keras
 import numpy as np
 import tensorflow as tf
+from common.algorithms import METHODS, create_algorithm, overlapped
 from common.replies import reply, take_standard_output
-from common.ways import METHODS, make, overlapped
 
 import tf_dgc
 from tf_dgc.codecs import buffer
@@ -83,7 +83,7 @@ class Worker:
 
     def _make(self, exchange, kind, payload):
         number = self._strategy.num_replicas_in_sync
-        communicator = Communicator(self._strategy, make(exchange, number))
+        communicator = Communicator(self._strategy, create_algorithm(exchange, number))
         add_up = kind == "shards"
         inside = len(self._strategy.run(communicator.machine)) if add_up else 1
         value, request = REQUESTS[kind](payload, inside)
@@ -154,7 +154,7 @@ def _optimizer(exchange, sparsity, number):
         return tf_dgc.CompressedOptimizer(sgd, method, **settings)
     if exchange in METHODS:
         return tf_dgc.CompressedOptimizer(sgd, exchange, **settings)
-    algorithm = "auto" if exchange == "auto" else make(exchange, number)
+    algorithm = "auto" if exchange == "auto" else create_algorithm(exchange, number)
     collective = overlapped(algorithm, False)
     return tf_dgc.DGCOptimizer(sgd, sparsity, collective=collective, **settings)
 

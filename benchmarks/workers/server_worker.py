@@ -14,7 +14,7 @@ import sys
 
 import keras
 import tensorflow as tf
-from common import models, served
+from common import models, server_processes
 
 import tf_dgc
 
@@ -24,7 +24,7 @@ def optimizer(settings):
     sgd = keras.optimizers.SGD(0.01, momentum=0.9)
     if settings["mode"] == "mirrored":
         return tf_dgc.DGCOptimizer(sgd, settings["sparsity"])
-    return served.optimizer(sgd, settings)
+    return server_processes.optimizer(sgd, settings)
 
 
 def draw(settings, model):
@@ -36,9 +36,9 @@ def draw(settings, model):
 
 def main(settings):
     """Do what the parent asks for."""
-    served.serve(
-        served.Server,
-        lambda: served.Worker(
+    server_processes.serve(
+        server_processes.Server,
+        lambda: server_processes.Worker(
             settings,
             models.MODELS[settings["model"]],
             optimizer,

@@ -5,7 +5,7 @@ from typing import NamedTuple
 import keras
 import numpy as np
 import tensorflow as tf
-from common import pieces
+from common import resumable
 from registered import intervals
 from training.replicas import Replicas
 
@@ -104,7 +104,7 @@ def tables(rows):
     Args:
         rows: of `beginnings.py`.
     """
-    groups = pieces.grouped(rows, ["task", "steps", "workers", "tuning"])
+    groups = resumable.group_rows(rows, ["task", "steps", "workers", "tuning"])
     return [
         (_title(*of, group[0]), _lines(group), COLUMNS) for of, group in groups.items()
     ]
@@ -152,7 +152,7 @@ class Run:
         seed: of the run.
         steps: number of steps.
         strategy: of `training.make_strategy`.
-        saved: a `pieces.Saved`.
+        saved: a `resumable.RunCheckpoint`.
     """
 
     def __init__(self, task, name, seed, steps, strategy, saved):

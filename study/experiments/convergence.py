@@ -3,7 +3,7 @@
 import statistics
 
 import numpy as np
-from common import method_settings, pieces
+from common import method_settings, resumable
 from registered import intervals
 from tasks.small import TASKS
 
@@ -25,7 +25,7 @@ def tables(rows):
     Args:
         rows: of `convergence.py`.
     """
-    groups = pieces.grouped(rows, ["task", "metric", "steps", "workers"])
+    groups = resumable.group_rows(rows, ["task", "metric", "steps", "workers"])
     return [(_title(*of), summaries(group), COLUMNS) for of, group in groups.items()]
 
 
@@ -40,7 +40,7 @@ def summaries(rows):
         rows: of `convergence.py`, of one setting, with dense runs of all seeds.
     """
     dense = {row["seed"]: row["value"] for row in rows if row["method"] == "dense"}
-    methods = pieces.grouped(rows, ["method"])
+    methods = resumable.group_rows(rows, ["method"])
     order = sorted(methods, key=lambda names: _place(*names))
     return [_line(methods[names], rows, dense) for names in order]
 

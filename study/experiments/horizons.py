@@ -4,7 +4,7 @@ from typing import NamedTuple
 
 import keras
 import numpy as np
-from common import pieces
+from common import resumable
 from registered import intervals
 from rivals import feedback, levels
 
@@ -294,7 +294,9 @@ def tables(rows):
     Args:
         rows: of `horizons.py`.
     """
-    return [_table(*of, group) for of, group in pieces.grouped(rows, SETTING).items()]
+    return [
+        _table(*of, group) for of, group in resumable.group_rows(rows, SETTING).items()
+    ]
 
 
 def _table(task, steps, workers, rows):
@@ -313,7 +315,7 @@ def summaries(rows):
     Args:
         rows: of `horizons.py`, of one setting.
     """
-    groups = pieces.grouped(rows, ["method"]).values()
+    groups = resumable.group_rows(rows, ["method"]).values()
     return [_summary(group, rows) for group in sorted(groups, key=_place)]
 
 

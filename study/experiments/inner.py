@@ -2,7 +2,7 @@
 
 import keras
 import numpy as np
-from common import pieces
+from common import resumable
 from tasks.small import TASKS
 from training import rate_search
 
@@ -96,7 +96,7 @@ def tables(rows, methods):
         rows: of `inner.py`.
         methods: names of the columns.
     """
-    groups = pieces.grouped(rows, ["task", "metric", "steps", "workers"])
+    groups = resumable.group_rows(rows, ["task", "metric", "steps", "workers"])
     lines = {
         of: summaries(g, TASKS[of[0]].higher_is_better) for of, g in groups.items()
     }

@@ -87,7 +87,7 @@ def seconds(rows, runs):
     Runs are those of as many workers and, of these, of the most steps.
 
     Args:
-        rows: of `far_runs.compared`, which say what steps and exchanges take.
+        rows: of `distant_runs.add_comparisons`, with the times of steps and exchanges.
         runs: of `periods.py`, which say how many steps it takes.
 
     Raises:

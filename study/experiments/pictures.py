@@ -8,7 +8,7 @@ import matplotlib as mpl
 mpl.use("agg")
 
 from adjustText import adjust_text
-from common.pieces import grouped
+from common.resumable import group_rows
 from matplotlib import pyplot as plt
 from matplotlib.ticker import EngFormatter
 
@@ -20,7 +20,7 @@ def draw(rows, path):
         rows: lines of `convergence.tables`.
         path: of the picture; its ending decides on the format.
     """
-    panels = list(grouped(rows, ["task", "steps", "workers"]).values())
+    panels = list(group_rows(rows, ["task", "steps", "workers"]).values())
     figure, axes = plt.subplots(
         len(panels), 1, figsize=(11, 8 * len(panels)), squeeze=False
     )

@@ -7,7 +7,7 @@ import matplotlib as mpl
 mpl.use("agg")
 
 import numpy as np
-from common import pieces
+from common import resumable
 from matplotlib import pyplot as plt
 from matplotlib.ticker import EngFormatter
 
@@ -45,13 +45,13 @@ def draw_over_time(rows, path):
     """
     methods = list(dict.fromkeys(row["mode"] for row in rows))
     ended = [row for row in rows if row["curve"]]  # not those that failed
-    panels = pieces.grouped(ended, ["task", "rate", "processor"])
+    panels = resumable.group_rows(ended, ["task", "rate", "processor"])
     height = math.ceil(len(panels) / 2)
     figure, axes = _figure(height, 2, figsize=(12, 4 * height), squeeze=False)
     for axis in axes.flat[len(panels) :]:
         axis.remove()
     for axis, (names, runs) in zip(axes.flat, panels.items(), strict=False):
-        for (mode,), own in pieces.grouped(runs, ["mode"]).items():
+        for (mode,), own in resumable.group_rows(runs, ["mode"]).items():
             for i, row in enumerate(own):
                 seconds, _, values = zip(*row["curve"], strict=True)
                 style = {"color": f"C{methods.index(mode)}", "lw": 1.2}

@@ -3,7 +3,7 @@
 import pathlib
 
 import pytest
-from common import pieces
+from common import resumable
 from experiments import adam
 
 ROWS = pathlib.Path(__file__).parents[1] / "rows/adam.jsonl"
@@ -130,7 +130,7 @@ def test_names_of_earlier_days_have_no_control():
 
 
 def test_rows_that_are_kept(tmp_path):
-    lines = adam.summaries(pieces.read([ROWS]), [25.0])
+    lines = adam.summaries(resumable.read_rows([ROWS]), [25.0])
     assert "dense" in {line["method"] for line in lines}
     for line in lines:
         assert 0 < line["then"] <= line["apart"]

@@ -3,7 +3,7 @@
 import keras
 import numpy as np
 import pytest
-from common import pieces
+from common import resumable
 from experiments import beginnings
 from experiments.beginnings import RUNS, Beginning, Rising, Run
 from tasks import recipes
@@ -87,12 +87,12 @@ def test_a_run_in_pieces(tmp_path, strategies, task):
     def interrupt():
         raise KeyboardInterrupt
 
-    expected = finish(pieces.Saved(None))
+    expected = finish(resumable.RunCheckpoint(None))
     path = tmp_path / "run.npz"
     events[14] = interrupt
     with pytest.raises(KeyboardInterrupt):
-        finish(pieces.Saved(path, every=0.0))
-    assert finish(pieces.Saved(path)) == expected
+        finish(resumable.RunCheckpoint(path, every=0.0))
+    assert finish(resumable.RunCheckpoint(path)) == expected
     assert [p["step"] for p in expected["curve"]] == list(range(3, 25, 3))
     assert expected["value"] == expected["curve"][-1]["value"] > 1 / 16
     assert np.isfinite(expected["loss"])

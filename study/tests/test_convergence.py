@@ -5,7 +5,7 @@ import sys
 
 import programs
 import pytest
-from common import pieces
+from common import resumable
 from tasks import small
 
 STUDY = pathlib.Path(__file__).parents[1]
@@ -46,7 +46,7 @@ def run(program, tmp_path, *flags):
     command = [sys.executable, "-c", text, "--tasks=largest", f"--json={path}"]
     finished = programs.run([*command, *flags])
     assert finished.returncode == 0
-    return pieces.read([path]), finished.stdout
+    return resumable.read_rows([path]), finished.stdout
 
 
 def test_what_is_just_as_good_is_as_good():

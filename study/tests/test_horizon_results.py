@@ -3,7 +3,7 @@
 import pathlib
 
 import pytest
-from common import pieces, reporting
+from common import reporting, resumable
 from experiments import horizons
 
 ROWS = pathlib.Path(__file__).parents[1] / "rows"
@@ -78,7 +78,7 @@ def test_one_seed_has_no_interval():
 
 @pytest.mark.parametrize("name", ["horizons", "horizons_tuning"])
 def test_tables_of_the_docs_are_made_of_the_rows_that_are_kept(name):
-    found = horizons.tables(pieces.read([ROWS / f"{name}.jsonl"]))
+    found = horizons.tables(resumable.read_rows([ROWS / f"{name}.jsonl"]))
     assert len(found) == 2
     text = (DOCS / "short_runs.md").read_text()
     for title, lines, columns in found:

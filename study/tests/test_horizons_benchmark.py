@@ -5,7 +5,7 @@ import sys
 
 import programs
 import pytest
-from common import pieces
+from common import resumable
 from test_convergence import PROGRAM
 
 RUNS = ["dense", "dgc", "unmasked mxint8"]
@@ -29,7 +29,7 @@ def test_runs(tmp_path):
     assert finished.returncode == 0
     finished = programs.run([*command, "--seeds=0,1", f"--markdown={table}"])
     assert finished.returncode == 0
-    rows = pieces.read([path])
+    rows = resumable.read_rows([path])
     assert [(r["method"], r["seed"]) for r in rows] == [
         (name, seed) for seed in (0, 1) for name in RUNS
     ]

@@ -1,7 +1,7 @@
 """What `study/periods.py` computes from its rows and those of distant workers."""
 
 import pytest
-from common import far_runs
+from common import distant_runs
 from experiments import periods
 
 
@@ -42,12 +42,16 @@ def test_seconds_to_the_target():
     assert shown[2]["to_dense"] == pytest.approx(0.3 / 0.1 - 1)
     rows = [row("none", 1, 10.0, 10.0), row("dense", 1, 100.0, None)]
     rows += [row("sparse_loco", 4, 15.0, 10.0)]
-    found = periods.seconds(far_runs.compared(rows), runs)
+    found = periods.seconds(distant_runs.add_comparisons(rows), runs)
     assert [(r["mode"], r["period"], r["mnist"]) for r in found] == [
         ("dense", 1, pytest.approx(8 * 0.1)),
         ("sparse_loco", 8, pytest.approx(4 * (0.010 + 0.020 / 8))),
         ("sparse_loco", 2, None),
     ]
-    assert periods.seconds(far_runs.compared(rows), runs[::-1])[0] == found[0]
+    assert (
+        periods.seconds(distant_runs.add_comparisons(rows), runs[::-1])[0] == found[0]
+    )
     with pytest.raises(periods.SizeError, match="Received: 30 parameters"):
-        periods.seconds(far_runs.compared([r | {"parameters": 30} for r in rows]), runs)
+        periods.seconds(
+            distant_runs.add_comparisons([r | {"parameters": 30} for r in rows]), runs
+        )

@@ -7,7 +7,7 @@ import sys
 import numpy as np
 import programs
 import pytest
-from common import pieces
+from common import resumable
 from experiments import server_training
 from tasks import digits, small
 from training import snapshots
@@ -131,7 +131,7 @@ def test_rows_beside_the_dense_run():
 
 def test_what_is_left_out_of_keys():
     """What does not matter to a mode does not make another run of it."""
-    done = pieces.Pieces(None, server_training.KEYS, {})
+    done = resumable.ResumableRows(None, server_training.KEYS, {})
     for pull in ("whole", "sparse"):
         key = plan(pull=pull).key("sgd", 2, 1.0, "loopback", "dense", 0)
         done.row(key, lambda _, pull=pull: {"measured": pull})

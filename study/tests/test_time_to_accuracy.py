@@ -6,7 +6,7 @@ import sys
 import numpy as np
 import programs
 import pytest
-from common import pieces
+from common import resumable
 from common.cluster import WorkerError
 from experiments import time_to_accuracy
 from tasks import small, timed
@@ -135,7 +135,7 @@ def test_what_cannot_be_run_is_refused_at_once():
 @pytest.mark.parametrize("other", [{"looks": 3}, {"processor": "b"}, {"cpus": 4}])
 def test_other_settings_are_other_runs(other):
     (key,), (another,) = keys(), keys(given=other)
-    done = pieces.Pieces(None, time_to_accuracy.KEYS, {})
+    done = resumable.ResumableRows(None, time_to_accuracy.KEYS, {})
     done.row(key, lambda _: {"value": 1})
     assert done.row(another, lambda _: {"value": 2})["value"] == 2
 
@@ -146,7 +146,7 @@ def test_what_failed_is_a_row_and_tried_again_if_asked_for(tmp_path, monkeypatch
 
     monkeypatch.setattr(time_to_accuracy, "_measure", fail)
     path = tmp_path / "rows.jsonl"
-    done = pieces.Pieces(path, time_to_accuracy.KEYS, {})
+    done = resumable.ResumableRows(path, time_to_accuracy.KEYS, {})
     for retry, attempt in ((False, 0), (False, 0), (True, 1)):
         (key,) = keys(rows=done.rows, retry=retry)
         row = done.row(key, lambda _, k=key: time_to_accuracy.measure(k, "any", 1.0))
@@ -197,7 +197,7 @@ def rows_of(path, *flags):
     command = [sys.executable, "-c", PROGRAM, *flags, f"--json={path}"]
     for _ in range(2):
         assert programs.run(command).returncode == 0
-    return pieces.read([path])
+    return resumable.read_rows([path])
 
 
 @pytest.mark.exhaustive

@@ -3,7 +3,7 @@
 import keras
 import numpy as np
 import pytest
-from common import pieces
+from common import resumable
 from tasks import small
 from training import seeded
 from training.trainer import Trainer
@@ -41,7 +41,9 @@ def test_seeds_have_one_trainer(tmp_path, trains):
         return {"value": 10 * trainer() + seed if trains else None}
 
     def rows(seeds):
-        done = pieces.Pieces(tmp_path / "rows.jsonl", ["task", "seed"], {"of": "here"})
+        done = resumable.ResumableRows(
+            tmp_path / "rows.jsonl", ["task", "seed"], {"of": "here"}
+        )
         return seeded.rows(done, {"task": "a"}, seeds, make, measure)
 
     first, value = rows(range(2)), 11 if trains else None
@@ -51,7 +53,7 @@ def test_seeds_have_one_trainer(tmp_path, trains):
     assert len(made) == trains
 
 
-class Killed(pieces.Saved):
+class Killed(resumable.RunCheckpoint):
     """Saved after every step; the process ends after some."""
 
     left = 5
@@ -82,7 +84,9 @@ def test_a_run_that_is_killed_goes_on(strategies, tmp_path, local):
         trainer.run(3, 8, 2, saved)
     spent = trainer.seconds
     trainer.run(4, 2, 2)  # something else in between
-    assert trainer.run(3, 8, 2, pieces.Saved(tmp_path / "run.npz")) == expected
+    assert (
+        trainer.run(3, 8, 2, resumable.RunCheckpoint(tmp_path / "run.npz")) == expected
+    )
     assert trainer.seconds > 0.5 * spent
     saved.forget()
-    assert pieces.Saved(tmp_path / "run.npz").load() is None
+    assert resumable.RunCheckpoint(tmp_path / "run.npz").load() is None

@@ -1,16 +1,16 @@
 """A worker that trains to an end, of which one looks how good its weights were."""
 
-from common import served
+from common import server_processes
 
 
-class Worker(served.Worker):
+class Worker(server_processes.Worker):
     """A worker that trains by its part of the examples.
 
     "run" goes on until the optimizer has had so many updates; "curve" is answered by
     the accuracy of the weights on the way, by the worker that looks.
 
     Args:
-        settings: of `served.Worker`, and `updates`.
+        settings: of `server_processes.Worker`, and `updates`.
         task: what is trained: `model` and `draws`, and `evaluate` for the curve.
         draw_by: seed of what is drawn, and examples of a step.
         make_optimizer: function of the settings that returns the optimizer.

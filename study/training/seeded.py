@@ -9,13 +9,13 @@ def rows(done, key, seeds, make_trainer, measure):
     """Return the rows of all seeds; runs that are not there are done.
 
     Args:
-        done: a `pieces.Pieces`.
+        done: a `ResumableRows`.
         key: dictionary with its keys, but for the seed, which is the last one.
         seeds: of the runs.
         make_trainer: returns what trains; called once for all seeds, as tracing takes
             long, and not at all if nothing is to be done.
         measure: called with a function that returns the trainer, a seed and a
-            `pieces.Saved`; returns the rest of the row.
+            `RunCheckpoint`; returns the rest of the row.
     """
 
     @functools.cache

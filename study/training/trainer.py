@@ -69,7 +69,7 @@ class Trainer:
             seed: of the weights and of the data.
             steps: of the run.
             evaluate_every: steps from one point to the next.
-            saved: a `pieces.Saved`, from which the run goes on if it was begun.
+            saved: a `RunCheckpoint`, from which the run goes on if it was begun.
         """
         self._reset(seed)
         random = np.random.default_rng(seed)

@@ -10,7 +10,7 @@ weights on the way, each worker by that of some of them.
 import json
 import sys
 
-from common import served
+from common import server_processes
 from tasks.timed import TASKS
 from training.timed_worker import Worker
 
@@ -37,4 +37,4 @@ def _optimizer(settings, recipe):
 
 if __name__ == "__main__":
     settings = json.loads(sys.argv[1])
-    served.serve(None, lambda: make_worker(settings))
+    server_processes.serve(None, lambda: make_worker(settings))

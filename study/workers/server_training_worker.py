@@ -14,7 +14,7 @@ import time
 
 import keras
 import numpy as np
-from common import served
+from common import server_processes
 from tasks.digits import Digits
 from training import evaluating_worker
 from training.snapshots import Snapshots
@@ -22,7 +22,7 @@ from training.snapshots import Snapshots
 import tf_dgc
 
 
-class Server(served.Server):
+class Server(server_processes.Server):
     """The server, which keeps snapshots of what it serves: so that they cost no bytes.
 
     Args:
@@ -66,7 +66,7 @@ def make_worker(settings):
     rank, number = settings["rank"], len(settings["speeds"])
     task = Digits(settings["folder"], settings["width"], (rank, number))
     by = [settings["seed"], rank], settings["batch_size"]
-    looks = rank == 0 and settings["mode"] not in served.SERVED
+    looks = rank == 0 and settings["mode"] not in server_processes.SERVED
     snapshots = Snapshots(settings["every"]) if looks else None
     return evaluating_worker.Worker(settings, task, by, optimizer, snapshots)
 
@@ -85,12 +85,14 @@ def optimizer(settings):
         return tf_dgc.DGCOptimizer(
             inner, by[0], corrections=tf_dgc.Corrections(factor_masking=by[1])
         )
-    return served.optimizer(inner, settings)
+    return server_processes.optimizer(inner, settings)
 
 
 def main(settings):
     """Do what the parent asks for."""
-    served.serve(lambda task: Server(task, settings), lambda: make_worker(settings))
+    server_processes.serve(
+        lambda task: Server(task, settings), lambda: make_worker(settings)
+    )
 
 
 if __name__ == "__main__":

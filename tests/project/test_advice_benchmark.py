@@ -7,7 +7,7 @@ import sys
 
 import programs
 import pytest
-from common import advised
+from common import advice_rows
 
 BENCHMARK = pathlib.Path(__file__).parents[2] / "benchmarks" / "advice.py"
 
@@ -31,15 +31,17 @@ def test_what_follows_from_rows():
         row("dense", "10mbit", measured_ms=20.0, went_by="ring"),
         row("dgc", "10mbit", measured_ms=24.0, went_by="ring"),
     ]
-    found = advised.compared(predicted, measured)
+    found = advice_rows.compare(predicted, measured)
     assert [r["error"] for r in found] == pytest.approx([0.25, -0.25, 3.5, 0.25])
     assert [r["of_best"] for r in found] == pytest.approx([1, 5, 1, 1.2])
-    said = advised.said(found)
+    said = advice_rows.summarize(found)
     assert said.startswith("2 configurations, 4 steps: off by 25% in the median, 350%")
     assert "in 1 of 2, 1.20 of it at worst; in 1 it was not to compress" in said
     assert "dense was within 5 % of the best in 2. 1 steps went by another" in said
     assert [r["went_by"] for r in found[:2]] == ["ring", "ring, 3 buckets"]
-    sources = advised.sources("a.json", [row("dense", commit="b" * 40)], measured[:1])
+    sources = advice_rows.describe_sources(
+        "a.json", [row("dense", commit="b" * 40)], measured[:1]
+    )
     assert sources == (
         "Predictions are those of a.json, made at commit bbbbbbbbbbbb; measured at "
         "cccccccccccc."
@@ -62,7 +64,7 @@ def test_predictions_are_not_made_anew_where_there_are_some(tmp_path):
     [("1gbit", ("1gbit", 0.0)), ("100mbit+20ms", ("100mbit", 20.0))],
 )
 def test_links(text, link):
-    assert advised.Link.of(text) == pytest.approx(link)
+    assert advice_rows.Link.of(text) == pytest.approx(link)
 
 
 @pytest.mark.exhaustive

@@ -289,7 +289,7 @@ def test_exchange(tmp_path):
 def test_what_auto_would_choose(monkeypatch):
     """By the model, of what it chooses from; decoding counts on both sides."""
     monkeypatch.syspath_prepend(STEP.parent)
-    from common import choice
+    from common import auto_choice
 
     def row(name, model_ms, median_ms, kind="entries"):
         links = [0, 0, 0, 0, 1e-6, 0, 0]
@@ -300,7 +300,7 @@ def test_what_auto_would_choose(monkeypatch):
     rows = [row("ring", 10, 10), row("gtopk", 12, 12), row("oktopk", 16, 11)]
     rows += [row("twoway", 1, 1), row("star 2", 1, 1)]  # no candidates
     rows += [row("ring", 5, 9, "sum"), row("star all", 4, 9.5, "sum")]
-    entries, total = choice.choices(rows)
+    entries, total = auto_choice.compare_choices(rows)
     assert (entries["chosen"], entries["best"]) == ("gtopk", "oktopk")
     assert entries["ratio"] == pytest.approx(13 / 12)
     assert entries["within"] == "yes"
@@ -311,7 +311,7 @@ def test_what_auto_would_choose(monkeypatch):
 def test_steps_of_auto_beside_the_fastest(monkeypatch):
     """Of those it chooses from, whatever the model has."""
     monkeypatch.syspath_prepend(STEP.parent)
-    from common import choice, ways
+    from common import algorithms, auto_choice
 
     from tf_dgc.collectives import Ring
 
@@ -322,18 +322,20 @@ def test_steps_of_auto_beside_the_fastest(monkeypatch):
 
     rows = [row("ring", 12), row("float16", 10), row("star all", 13), row("gtopk", 14)]
     rows += [row("twoway", 1), row("star 2", 1), row("scale_com", 1)]  # no candidates
-    (found,) = choice.choices([*rows, row("auto", 11)])
+    (found,) = auto_choice.compare_choices([*rows, row("auto", 11)])
     assert (found["chosen"], found["best"]) == ("float16, ring", "float16")
     assert (found["ratio"], found["within"]) == (pytest.approx(1.1), "yes")
-    (slow,) = choice.choices([*rows, row("auto", 13)])
+    (slow,) = auto_choice.compare_choices([*rows, row("auto", 13)])
     assert slow["within"] == "no"
 
-    dense = ways.cost_of_step("auto", "float16, ring", 400, 4)
-    assert dense == ways.cost_of_step("scale_com", "ring", 400, 4)
+    dense = algorithms.cost_of_step("auto", "float16, ring", 400, 4)
+    assert dense == algorithms.cost_of_step("scale_com", "ring", 400, 4)
     assert dense == Ring().cost_of_sum(400, 4)
-    assert ways.cost_of_step("auto", "ring", 400, 4) == Ring().cost_of_gather(400, 4)
-    star = ways.cost_of_step("auto", "star", 400, 4)
-    assert star == ways.cost_of_step("star all", "star", 400, 4)
+    assert algorithms.cost_of_step("auto", "ring", 400, 4) == Ring().cost_of_gather(
+        400, 4
+    )
+    star = algorithms.cost_of_step("auto", "star", 400, 4)
+    assert star == algorithms.cost_of_step("star all", "star", 400, 4)
 
 
 @pytest.mark.exhaustive

@@ -9,7 +9,7 @@ import sys
 
 import programs
 import pytest
-from common import distance, far_runs, network
+from common import distance, distant_runs, network
 from workers import relay
 
 DISTANT = pathlib.Path(__file__).parents[2] / "benchmarks" / "distant.py"
@@ -106,7 +106,7 @@ def row(mode, period, step_ms, alone_ms):
 def test_what_follows_from_rows():
     rows = [row("none", 1, 11.0, 10.0), row("dgc", 1, 40.0, None)]
     rows += [row("sparse_loco", 4, 15.0, 12.0)]
-    none, dgc, local = far_runs.compared(rows)
+    none, dgc, local = distant_runs.add_comparisons(rows)
     assert none["of_none"] == 1.1
     assert "computing" not in none
     assert (dgc["computing"], dgc["exchange_ms"], dgc["of_none"]) == (0.25, 30, 4)
@@ -114,7 +114,7 @@ def test_what_follows_from_rows():
     assert (local["computing"], local["exchange_ms"]) == (0.8, 12)
     timed = {**row("sparse_loco", 4, 15.0, 12.0), "exchanging_ms": 20.0}
     # What steps in between take longer than their median is no exchange.
-    assert far_runs.compared([timed])[0]["exchange_ms"] == 8
+    assert distant_runs.add_comparisons([timed])[0]["exchange_ms"] == 8
 
 
 @needs_root

@@ -6,7 +6,7 @@ from tf_dgc.collectives.communicator import Communicator
 from tf_dgc.collectives.requests import AllGather, DenseOrSparse, DenseOrSparseReply
 
 
-class Copies(Communicator):
+class CopyingCommunicator(Communicator):
     """Gathers copies of this worker's words; a sum over workers is what it has itself.
 
     What it does is no work of the method, so it says how long it took. All that was

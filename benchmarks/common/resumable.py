@@ -1,4 +1,4 @@
-"""Runs of a benchmark in pieces: what is done is in a file, and is not done again."""
+"""Resumable benchmark runs: finished rows are in a file and are not measured again."""
 
 import io
 import json
@@ -9,12 +9,12 @@ import time
 import numpy as np
 
 
-def read(paths):
+def read_rows(paths):
     """Return the rows of several files, lines of JSON, or a list of them."""
     return [row for path in paths for row in _parse(pathlib.Path(path).read_text())]
 
 
-def grouped(rows, names):
+def group_rows(rows, names):
     """Return rows by what they have under these names, in order of the first ones."""
     groups = {}
     for row in rows:
@@ -35,8 +35,8 @@ def _line(line):
         return None
 
 
-class Pieces:
-    """Rows of runs, each with a key; a line is appended as soon as a run ends.
+class ResumableRows:
+    """Rows of runs, each with a key, appended to a file as soon as a run ends.
 
     Several processes may append to a file at once, of which each does other runs; what
     another one has done meanwhile is not done again.
@@ -62,23 +62,23 @@ class Pieces:
 
         Args:
             key: dictionary with `keys`.
-            measure: called with a `Saved` for this run; returns the rest of the row.
+            measure: called with the run's `RunCheckpoint`; returns the rest of the row.
         """
         if self._key(key) not in self._rows:
             self._rows |= self._read()
-        found = self._rows.get(self._key(key))
-        if found is None:
+        row = self._rows.get(self._key(key))
+        if row is None:
             saved = self._saved(key)
             measured = measure(saved)
-            found = {**self._origin, **key, **measured, **saved.commits_of_row()}
-            self._append(found)
-            self._rows[self._key(key)] = found
+            row = {**self._origin, **key, **measured, **saved.commits_of_row()}
+            self._append(row)
+            self._rows[self._key(key)] = row
             saved.forget()
-        return found
+        return row
 
     def _read(self):
         there = self._path is not None and self._path.exists()
-        return {self._key(row): row for row in read([self._path] if there else [])}
+        return {self._key(row): row for row in read_rows([self._path] if there else [])}
 
     def _key(self, row):
         return tuple(row.get(name) for name in self._keys)
@@ -86,11 +86,11 @@ class Pieces:
     def _saved(self, key):
         commit = self._origin.get("commit", "unknown")
         if self._path is None:
-            return Saved(None, commit=commit)
+            return RunCheckpoint(None, commit=commit)
         name = "-".join(str(part) for part in self._key(key))
         safe = "".join(c if c.isalnum() or c in "-." else "_" for c in name)
         path = self._path.with_name(f"{self._path.name}.{safe}.npz")
-        return Saved(path, commit=commit)
+        return RunCheckpoint(path, commit=commit)
 
     def _append(self, row):
         if self._path is None:
@@ -105,8 +105,8 @@ class Pieces:
             os.fsync(file.fileno())
 
 
-class Saved:
-    """What a run remembers, now and then, so that it can go on if it is killed.
+class RunCheckpoint:
+    """A checkpoint of one run, saved now and then, from which a killed run resumes.
 
     Args:
         path: of a file; None to remember nothing.

@@ -1,4 +1,4 @@
-"""Exchanges by the names that benchmarks have for them."""
+"""Collective algorithms by the names that the benchmarks use."""
 
 from tf_dgc import collectives
 from tf_dgc.collectives import RequestSize, cost_model
@@ -7,7 +7,7 @@ METHODS = ["float16", "scale_com"]
 """Of steps that sum around the ring: everything, or what one worker chooses."""
 
 
-def make(name, num_workers):
+def create_algorithm(name, num_workers):
     """Return an exchange: `star N` has N servers, `star all` as many as workers."""
     if name.startswith("star "):
         shards = name.removeprefix("star ")
@@ -15,9 +15,9 @@ def make(name, num_workers):
     return collectives.get(name)
 
 
-def merges(name, num_workers):
+def drops_entries(name, num_workers):
     """Return whether an exchange merges entries on the way."""
-    return make(name, num_workers).drops_entries
+    return create_algorithm(name, num_workers).drops_entries
 
 
 def cost_of_step(name, stated, num_bytes, num_workers):
@@ -34,8 +34,10 @@ def cost_of_step(name, stated, num_bytes, num_workers):
         dense, exchange = name in METHODS, "ring" if name in METHODS else name
     elif exchange == "star":  # the one of which it chooses
         exchange = "star all"
-    asked = RequestSize("sum" if dense else "entries", num_bytes)
-    return cost_model.request_cost(make(exchange, num_workers), asked, num_workers)
+    request_size = RequestSize("sum" if dense else "entries", num_bytes)
+    return cost_model.request_cost(
+        create_algorithm(exchange, num_workers), request_size, num_workers
+    )
 
 
 def overlapped(algorithm, overlap):

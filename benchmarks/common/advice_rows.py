@@ -120,7 +120,7 @@ def measure(settings, number, predicted, done, seconds, timeout):
         settings: of `advice_worker.py`.
         number: of workers.
         predicted: rows of one model and this number of workers.
-        done: a `pieces.Pieces`, whose rows are not measured again.
+        done: a `ResumableRows`, whose rows are not measured again.
         seconds: to spend on the steps of a method on a link.
         timeout: seconds that a worker has to answer.
     """
@@ -189,7 +189,7 @@ def _step(cluster, asks, link, seconds):
     }
 
 
-def compared(predicted, measured):
+def compare(predicted, measured):
     """Return the predictions that were measured, with errors and what was the best."""
     found = {_key(row): row for row in measured}
     rows = []
@@ -210,11 +210,11 @@ def compared(predicted, measured):
     ]
 
 
-def by_setting(rows):
+def group_by_setting(rows):
     """Return a row per setting: each method's prediction beside what it took.
 
     Args:
-        rows: rows of `compared`. The best measured is bold, a star marks the advised.
+        rows: rows of `compare`. The best measured is bold, a star marks the advised.
     """
     found = {}
     for row in rows:
@@ -226,8 +226,8 @@ def by_setting(rows):
     return list(found.values())
 
 
-def said(rows):
-    """Return sentences about rows that `compared` returned."""
+def summarize(rows):
+    """Return sentences about rows that `compare` returned."""
     off = [abs(row["error"]) for row in rows]
     chosen = [row for row in rows if row["advised"]]
     good = [row for row in chosen if row["of_best"] <= _SAME]
@@ -247,7 +247,7 @@ def said(rows):
     )
 
 
-def sources(path, predicted, measured):
+def describe_sources(path, predicted, measured):
     """Return where predictions come from, and which package each was made by.
 
     Args:

@@ -1,6 +1,6 @@
 """What `collective="auto"` would choose among exchanges that were measured."""
 
-from common.ways import METHODS, make
+from common.algorithms import METHODS, create_algorithm
 from tf_dgc.collectives import Auto, LinkSpeeds
 from tf_dgc.collectives.cost_model import first_of_the_fastest
 
@@ -17,7 +17,7 @@ COLUMNS = [
 ]
 
 
-def choices(rows):
+def compare_choices(rows):
     """Return what `collective="auto"` would choose in each case, beside the fastest.
 
     Of its candidates that were measured, the one by which the model goes; a
@@ -30,13 +30,15 @@ def choices(rows):
             steps.setdefault((row["workers"], row["asked"]), []).append(row)
             continue
         case = row["workers"], row["kind"], row["payload"]
-        if repr(make(row["exchange"], row["workers"])) in _candidates(*case[:2]):
+        if repr(create_algorithm(row["exchange"], row["workers"])) in _candidates(
+            *case[:2]
+        ):
             cases.setdefault(case, []).append(row)
     found = [_choice(measured) for measured in cases.values()]
-    return found + [_of_steps(measured) for measured in steps.values()]
+    return found + [_choice_of_steps(measured) for measured in steps.values()]
 
 
-def _of_steps(measured):
+def _choice_of_steps(measured):
     """Return what `auto` took for its steps, beside the fastest of its candidates."""
     (auto,) = [row for row in measured if row["exchange"] == "auto"]
     number = auto["workers"]
@@ -44,9 +46,13 @@ def _of_steps(measured):
     others = [row for row in measured if row["exchange"] == "float16"]
     for row in measured:
         if row["exchange"] not in {"auto", *METHODS}:
-            others += [row] if repr(make(row["exchange"], number)) in known else []
+            others += (
+                [row]
+                if repr(create_algorithm(row["exchange"], number)) in known
+                else []
+            )
     best = min(others, key=lambda row: row["median_ms"])
-    return _beside(auto, auto["stated"], best)
+    return _comparison(auto, auto["stated"], best)
 
 
 def _candidates(number, kind):
@@ -54,16 +60,18 @@ def _candidates(number, kind):
 
 
 def _choice(measured):
-    ways = _candidates(measured[0]["workers"], measured[0]["kind"])
-    known = {repr(make(row["exchange"], row["workers"])): row for row in measured}
-    ordered = [known[way] for way in ways if way in known]
+    candidates = _candidates(measured[0]["workers"], measured[0]["kind"])
+    known = {
+        repr(create_algorithm(row["exchange"], row["workers"])): row for row in measured
+    }
+    ordered = [known[way] for way in candidates if way in known]
     predicted = [row["model_ms"] + _decoding_ms(row) for row in ordered]
     chosen = ordered[first_of_the_fastest(predicted)]
     best = min(measured, key=lambda row: row["median_ms"] + _decoding_ms(row))
-    return _beside(chosen, chosen["exchange"], best)
+    return _comparison(chosen, chosen["exchange"], best)
 
 
-def _beside(chosen, name, best):
+def _comparison(chosen, name, best):
     mine, least = (row["median_ms"] + _decoding_ms(row) for row in (chosen, best))
     spread = best["p90_ms"] + _decoding_ms(best)
     return {
@@ -82,6 +90,8 @@ def _decoding_ms(row):
     if row["kind"] != "entries":
         return 0.0
     buffers = (
-        1 if make(row["exchange"], row["workers"]).drops_entries else row["workers"]
+        1
+        if create_algorithm(row["exchange"], row["workers"]).drops_entries
+        else row["workers"]
     )
     return 1000 * buffers * row["payload"] * LinkSpeeds(*row["links"]).decoding

@@ -57,7 +57,7 @@ def measure(plan, done):
 
     Args:
         plan: a `Plan`.
-        done: a `pieces.Pieces`, whose rows are not measured again.
+        done: a `ResumableRows`, whose rows are not measured again.
     """
     rows = {}
     with distance.connect(plan.num_workers) as net:
@@ -141,21 +141,21 @@ class _Mode:
         }
 
 
-def compared(rows):
+def add_comparisons(rows):
     """Return the rows with what follows from them together.
 
     Args:
         rows: of one model, number of workers and length of a step.
     """
     none = {_link(r): r["alone_ms"] for r in rows if r["mode"] == "none"}
-    return [_compared(row, none.get(_link(row))) for row in rows]
+    return [_add_comparison(row, none.get(_link(row))) for row in rows]
 
 
 def _link(row):
     return row["rate"], row["delay_ms"]
 
 
-def _compared(row, none):
+def _add_comparison(row, none):
     alone, step, period = row["alone_ms"] or none, row["step_ms"], row["period"]
     exchanging = row.get("exchanging_ms")  # older rows have the mean of all steps alone
     found = {**row, "steps_per_second": 1000 / step}
