@@ -20,7 +20,7 @@ import time
 import keras
 import numpy as np
 import tensorflow as tf
-from common import ways
+from common import algorithms
 from common.replies import reply, take_standard_output
 
 import tf_dgc
@@ -130,7 +130,7 @@ def _optimizer(method, overlap, exchange):
     sgd = keras.optimizers.SGD(0.01, momentum=0.9)
     asks = {
         "diagnostics": tf_dgc.Diagnostics(check_every=None),
-        "collective": ways.overlapped(exchange, overlap),
+        "collective": algorithms.overlapped(exchange, overlap),
     }
     if method == "dgc":
         return tf_dgc.DGCOptimizer(sgd, **asks)

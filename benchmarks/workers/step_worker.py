@@ -17,7 +17,7 @@ import keras
 import numpy as np
 import tensorflow as tf
 from absl import logging
-from common import breakdown, method_settings, models, peers, ways
+from common import algorithms, breakdown, method_settings, models, peers
 from common.replies import answer, reply, take_standard_output
 
 import tf_dgc
@@ -152,7 +152,7 @@ def _optimizer(settings):
         return sgd
     if settings["mode"] in method_settings.MODES:
         make, _ = method_settings.method(method_settings.MODES[settings["mode"]])
-        collective = ways.overlapped("ring", settings["overlap"] or None)
+        collective = algorithms.overlapped("ring", settings["overlap"] or None)
         return make(sgd, method_settings.NO_PHASES, collective=collective)
     _, _, exchange = settings["mode"].partition(" ")
     options = {**settings["options"], "collective": exchange or "ring"}

@@ -1,4 +1,4 @@
-"""Ways of a sum and of a gather: the same everywhere, at the stated cost."""
+"""Collective algorithms: equal results on all workers, at the stated cost."""
 
 import functools
 import pathlib

@@ -1,4 +1,4 @@
-"""What the workers of test_delaying_workers.py do; started once per worker.
+"""What the workers of test_delayed_averaging_workers.py do; started once per worker.
 
     python delayed_worker.py DIRECTORY MODE
 

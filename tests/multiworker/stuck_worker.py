@@ -1,4 +1,4 @@
-"""A worker that gets stuck within a `fit`, if it is the last; of test_stuck.py.
+"""A worker that gets stuck within a `fit`, if it is the last; of test_stuck_worker.py.
 
     python stuck_worker.py HOW
 

@@ -1,4 +1,4 @@
-"""Exchanges that leave out entries on their way: what becomes of the local state."""
+"""Collective algorithms that drop entries on the way: the effect on the local state."""
 
 import keras
 import numpy as np

@@ -1,4 +1,4 @@
-"""Means that come later: rounds against plain NumPy, and what is under way."""
+"""Delayed averaging: rounds against plain NumPy, and means in the background."""
 
 import itertools
 import time

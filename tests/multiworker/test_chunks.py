@@ -1,4 +1,4 @@
-"""Large collectives in pieces: the same sums and rows, whatever the size of a piece."""
+"""Large collectives in chunks: the same sums and rows for every chunk size."""
 
 import numpy as np
 import pytest

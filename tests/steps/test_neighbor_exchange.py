@@ -1,4 +1,4 @@
-"""What is sent to neighbours is what they decode, by every method that they may use."""
+"""Neighbors decode what was sent, with every method that gossip supports."""
 
 import numpy as np
 import pytest

@@ -1,4 +1,4 @@
-"""Means that come later, between real workers: who waits, and who is named."""
+"""Delayed averaging between real workers: who waits, and which worker is named."""
 
 import pathlib
 import re

@@ -1,4 +1,4 @@
-"""What a method sees as one tensor."""
+"""The flat buffer: several tensors that a method compresses as one."""
 
 import keras
 import pytest
