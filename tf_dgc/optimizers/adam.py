@@ -36,8 +36,8 @@ class AdamCorrection:
         optimizer: inner optimizer, built; its `update_step` is replaced.
         variant: variant of Adam that it is.
         momentum: coefficient of the velocity.
-        rate_correction: whether the learning rate multiplies preconditioned gradients
-            before accumulation, instead of the sum.
+        scale_before_accumulation: whether the learning rate multiplies preconditioned
+            gradients before accumulation, instead of the sum.
         worker_state: state of the variables' tensors, followed by the sample's.
         compressor: method of the compressed tensors; None if every step is dense.
         correlation: sample of the compressed tensors; None if there are none.
@@ -52,7 +52,7 @@ class AdamCorrection:
         optimizer: keras.optimizers.Optimizer,
         variant: AdamVariant,
         momentum: float,
-        rate_correction: bool,
+        scale_before_accumulation: bool,
         worker_state: WorkerState,
         compressor: Compressor | None,
         correlation: CorrelationSample | None,
@@ -61,7 +61,7 @@ class AdamCorrection:
         self._optimizer = optimizer
         self.variant = variant
         self._momentum = momentum
-        self._rate_correction = rate_correction
+        self._scale_before_accumulation = scale_before_accumulation
         self._worker_state = worker_state
         self._correlation = correlation
         self._index_of = index_of
@@ -123,7 +123,7 @@ class AdamCorrection:
         )
         sample_divisors = self._divisors(numbers, active)
         divisors = sample_divisors
-        if self._rate_correction:
+        if self._scale_before_accumulation:
             scaled = preconditioning.scale_divisors(numbers, optimizer.learning_rate)
             divisors = self._divisors(scaled, active)
         if is_transition is not False:
@@ -256,7 +256,11 @@ class AdamCorrection:
 
     def _sum_factor(self, learning_rate: Any) -> tf.Tensor:
         """Return learning rate and bias correction of a sum, scalar float64."""
-        rate = 1.0 if self._rate_correction else tf.cast(learning_rate, tf.float64)
+        rate = (
+            1.0
+            if self._scale_before_accumulation
+            else tf.cast(learning_rate, tf.float64)
+        )
         return rate / adam_variants.bias_correction(
             self.variant, self._optimizer, self._momentum
         )

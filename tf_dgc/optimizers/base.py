@@ -360,7 +360,7 @@ class OptimizerWrapper(save_hooks.CheckpointHooks):
 
     def _describe_state(self) -> "StateDescription":
         return describe_state(
-            self._hyperparameters.rate_correction,
+            self._hyperparameters.scale_before_accumulation,
             getattr(self, "fragments", 1),
             len(keras_optimizers.own_variables(self)) if self.built else 0,
             self.wrapped_optimizers,

@@ -66,7 +66,7 @@ class CompressedOptimizer(CollectiveOptimizer):
         velocity: local momentum, one variable per model variable and worker; empty
             without momentum to correct.
         residual: unsent entries, likewise; empty without error feedback. Multiplied by
-            the learning rate if `rate_correction` applies.
+            the learning rate if `scale_before_accumulation` applies.
         second_moment: moments of the worker's gradients (the largest magnitudes of an
             `Adamax`), likewise; empty without Adam correction.
         largest_moment: largest second moments so far, likewise; empty unless an Adam

@@ -95,7 +95,7 @@ def extract_hyperparameters(
     momentum_correction: bool,
     adam_correction: bool = False,
     compressor: Compressor | None = None,
-    rate_correction: bool = False,
+    scale_before_accumulation: bool = False,
 ) -> tuple[keras.optimizers.Optimizer, InnerHyperparameters]:
     """Copy `inner` without the hyperparameters that the wrapper applies itself.
 
@@ -108,8 +108,8 @@ def extract_hyperparameters(
         adam_correction: whether it applies momentum and second moment of an Adam.
         compressor: compression method, whose delay replaces momentum of an Adam (but
             not of a Nadam, which looks ahead of it).
-        rate_correction: whether it applies the learning rate of an SGD, or of an Adam
-            without remaining momentum.
+        scale_before_accumulation: whether it applies the learning rate of an SGD, or of
+            an Adam without remaining momentum.
 
     Returns:
         The copy, which applies the update, and the wrapper's hyperparameters.
@@ -141,7 +141,8 @@ def extract_hyperparameters(
         values={name: getattr(inner, name) for name in neutral},
         adam=variant,
         adam_momentum=adam_momentum,
-        rate_correction=bool(rate_correction) and (is_sgd or is_adam_without_momentum),
+        scale_before_accumulation=bool(scale_before_accumulation)
+        and (is_sgd or is_adam_without_momentum),
     )
     if hyperparameters.scales_by_learning_rate:
         apply_without_learning_rate(inner_rule)

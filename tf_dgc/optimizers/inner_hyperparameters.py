@@ -37,15 +37,15 @@ class InnerHyperparameters:
             optimizer has neutral values instead; the config has these.
         adam: variant of Adam whose second moment the wrapper applies; None for others.
         adam_momentum: coefficient of the momentum that the wrapper applies for `adam`.
-        rate_correction: whether the learning rate of its own step multiplies a gradient
-            before it is accumulated (with `adam`: the preconditioned gradient). The
-            update then applies the sum without a learning rate.
+        scale_before_accumulation: whether the learning rate of its own step multiplies
+            a gradient before it is accumulated (with `adam`: the preconditioned
+            gradient). The update then applies the sum without a learning rate.
     """
 
     values: dict[str, Any]
     adam: AdamVariant | None = None
     adam_momentum: float = 0.0
-    rate_correction: bool = False
+    scale_before_accumulation: bool = False
 
     @property
     def momentum(self) -> float:
@@ -58,7 +58,7 @@ class InnerHyperparameters:
 
         Not with `adam`: `AdamCorrection` scales the preconditioned gradients instead.
         """
-        return self.rate_correction and self.adam is None
+        return self.scale_before_accumulation and self.adam is None
 
     @property
     def keeps_velocity(self) -> bool:
@@ -107,9 +107,9 @@ def remaining_momentum(beta: float, delay: float) -> float:
 
 
 def apply_without_learning_rate(optimizer: keras.optimizers.Optimizer) -> None:
-    """Let an SGD apply sums that include the learning rate (rate correction).
+    """Let an SGD apply sums that include the learning rate.
 
-    With rate correction the residual accumulates `learning_rate[t] * gradient[t]`, as
+    Then the residual accumulates `learning_rate[t] * gradient[t]`, as
     in Karimireddy et al., "Error feedback fixes SignSGD", ICML 2019, algorithm 2, and
     in the momentum of Keras's SGD. Without it, as in Lin et al., the learning rate of
     the step in which an entry is sent multiplies the sum, so entries that were delayed

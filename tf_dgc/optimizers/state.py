@@ -278,7 +278,7 @@ def create_state(
             inner_optimizer,
             hyperparameters.adam,
             hyperparameters.momentum,
-            hyperparameters.rate_correction,
+            hyperparameters.scale_before_accumulation,
             worker_state,
             settings.compressor if tuned.compressor is settings.compressor else None,
             sample,
