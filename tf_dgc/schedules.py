@@ -253,15 +253,10 @@ def _stage_at(boundaries: list[int], iteration: tf.Tensor) -> tf.Tensor:
 
 
 class ScheduledSparsity(NamedTuple):
-    """A schedule's sparsity in one step.
+    """A schedule's sparsity in one step."""
 
-    Attributes:
-        now: sparsity of the step, scalar float64.
-        least: the smallest sparsity that the schedule may return.
-    """
-
-    now: tf.Tensor
-    least: float
+    current: tf.Tensor  # scalar float64
+    minimum: float  # lower bound of the whole schedule
 
 
 def get_sparsity(sparsity: Any) -> float | Callable[[tf.Tensor], tf.Tensor]:

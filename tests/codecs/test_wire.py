@@ -515,7 +515,7 @@ def test_plan_goes_dense_where_gathering_costs_more():
         (layout, narrow), (0.0, 0.75, 0.999), (1, 2, 8, 32, 64)
     ):
         static = plan_step(tensors, sparsity, num_workers)
-        given = ScheduledSparsity(tf.constant(sparsity, tf.float64), least=0.0)
+        given = ScheduledSparsity(tf.constant(sparsity, tf.float64), minimum=0.0)
         scheduled = plan_step(tensors, given, num_workers)
         assert bool(scheduled.dense) == static.dense
         assert int(scheduled.entries) == static.entries

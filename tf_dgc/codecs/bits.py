@@ -24,12 +24,9 @@ def to_words(values: tf.Tensor) -> tf.Tensor:
 
 
 def from_words(words: tf.Tensor, like: tf.Tensor | tf.TensorSpec) -> tf.Tensor:
-    """Return the numbers that `to_words` converted.
+    """Return the numbers that `to_words` converted, of the dtype and shape of `like`.
 
-    Args:
-        words: result of `to_words`, int32 `[w]`.
-        like: tensor of the result's dtype and shape, or its spec if the shape is fully
-            defined.
+    A spec's shape must be fully defined.
     """
     is_static = None not in like.shape
     shape = like.shape if is_static else tf.shape(like)
@@ -83,15 +80,9 @@ def unpack_bits(words: tf.Tensor) -> tf.Tensor:
 def num_padding_bits_set(
     buffers: tf.Tensor, start: int, streams: Sequence[int | tf.Tensor]
 ) -> tf.Tensor:
-    """Count the streams whose last word has unused bits that are set.
+    """Count the streams with unused bits that are set in the last word, int32 `[N]`.
 
-    Args:
-        buffers: words of all workers, int32 `[N, words]`.
-        start: words before the first stream.
-        streams: bits of each consecutive stream: ints, or scalar int64 tensors.
-
-    Returns:
-        int32 `[N]`.
+    The streams, of so many bits each, follow each other from word `start` on.
     """
     bits = tf.convert_to_tensor(streams, tf.int64)
     last = tf.gather(buffers, start - 1 + tf.cumsum(num_stream_words(bits)), axis=1)

@@ -34,16 +34,10 @@ _SAME_PROGRAM = "All workers must run the same version of tf_dgc on the same mod
 
 
 class SelectedEntries(NamedTuple):
-    """Entries of one tensor to send.
+    """Entries of one tensor to send."""
 
-    Attributes:
-        positions: positions, int32 `[k]`, distinct and ascending; None for an
-            uncompressed tensor.
-        words: values, coded by `value_types.encode_values`, int32 `[w]`.
-    """
-
-    positions: tf.Tensor | None
-    words: tf.Tensor
+    positions: tf.Tensor | None  # int32 `[k]`, distinct and ascending; None: all
+    words: tf.Tensor  # by `value_types.encode_values`, int32 `[w]`
 
 
 # Sparse steps
@@ -55,11 +49,7 @@ def encode_sparse(
     selections: Sequence[SelectedEntries],
     finite: tf.Tensor,
 ) -> tf.Tensor:
-    """Pack the selected entries of all tensors into one buffer.
-
-    Returns:
-        int32 `[sparse_words(layout, counts)]`.
-    """
+    """Pack the selected entries of all tensors into one buffer, int32 `[words]`."""
     body = []
     for tensor, k, selection in zip(layout, counts, selections, strict=True):
         if not tensor.uncompressed:
@@ -72,20 +62,12 @@ def encode_sparse(
 def decode_sparse(
     buffers: tf.Tensor, layout: Sequence[TensorSpec], counts: Counts
 ) -> tuple[list[tf.Tensor], tf.Tensor]:
-    """Sum the buffers of all workers.
+    """Sum the buffers of all workers, int32 `[num_workers, words]`.
 
-    Adds one worker after the other. As positions within a buffer are distinct, that
-    fixes the order of additions, and every bit is the same on all workers. `buffers` is
-    int32 `[num_workers, words]`.
-
-    Returns:
-        A dense float `[n]` per tensor, and the number of workers whose gradient was
-        not finite, scalar int32.
-
-    Raises:
-        ValueError: if the buffers are statically known to have another length.
-        tf.errors.InvalidArgumentError: at run time, if a buffer is of another model or
-            damaged. Not within XLA, which drops assertions.
+    Returns a dense float `[n]` per tensor, and the number of gradients not finite. Adds
+    one worker after the other: positions within a buffer are distinct, so every bit is
+    the same on all workers. Damaged buffers, and those of another model, raise
+    `InvalidArgumentError` at run time, but not within XLA, which drops assertions.
     """
     flags, entries = read_buffers(buffers, layout, counts)
     totals = []
@@ -104,14 +86,7 @@ def decode_sparse(
 def read_buffers(
     buffers: tf.Tensor, layout: Sequence[TensorSpec], counts: Counts
 ) -> tuple[tf.Tensor, list[TensorEntries]]:
-    """Check the buffers of some workers and return their content.
-
-    Arguments and errors are those of `decode_sparse`.
-
-    Returns:
-        Whether each worker's gradient was not finite, int32 `[N]`, 0 or 1; and the
-        entries of each tensor, positions ascending.
-    """
+    """Check some workers' buffers; return flags, `[N]`, and entries, ascending."""
     flags, entries, checks = parse_buffers(buffers, layout, counts)
     content: tuple[tf.Tensor, list[TensorEntries]] = require(checks, (flags, entries))
     return content
@@ -146,13 +121,7 @@ def parse_buffers(
 def sent_positions(
     words: tf.Tensor, layout: Sequence[TensorSpec], counts: Counts
 ) -> list[tf.Tensor | None]:
-    """Return the positions, int32 `[k]`, that this worker's own buffer sends.
-
-    `words` is a result of `encode_sparse`; it is not checked.
-
-    Returns:
-        Positions per tensor; None for an uncompressed one.
-    """
+    """Return each tensor's positions in this worker's own buffer; None for all."""
     sections = _body_sections(words, layout, counts)[::2]
     return [
         None if t.uncompressed else elias_fano.decode(section, t.size, k)[0][0]
@@ -163,11 +132,7 @@ def sent_positions(
 def sent_values(
     words: tf.Tensor, layout: Sequence[TensorSpec], counts: Counts
 ) -> list[tf.Tensor]:
-    """Return the values, float `[k]`, that this worker's own buffer sends.
-
-    The arguments are those of `sent_positions`. Returns all values of an uncompressed
-    tensor.
-    """
+    """Return each tensor's values in this worker's own buffer, which is not checked."""
     sections = _body_sections(words, layout, counts)[1::2]
     return [
         value_types.decode_values(section, t.value_type, k, t.dtype)[0]
@@ -176,10 +141,7 @@ def sent_values(
 
 
 def sparse_words(layout: Sequence[TensorSpec], counts: Counts) -> int | tf.Tensor:
-    """Return the length of a sparse step's buffer in words.
-
-    An int, or a scalar int64 tensor if one of the counts is a tensor.
-    """
+    """Return a sparse buffer's length; scalar int64 if any count is a tensor."""
     return sum(_sections(layout, counts)[1])
 
 
@@ -243,16 +205,9 @@ def add_header(
     body: Sequence[tf.Tensor],
     finite: tf.Tensor,
 ) -> tf.Tensor:
-    """Put a header before words.
+    """Put a header before int32 vectors; `length` includes the header.
 
-    Args:
-        fingerprint: fingerprint of what must be the same on all workers.
-        length: words of the buffer, header included; an int or a scalar tensor.
-        body: words after the header, int32 vectors.
-        finite: scalar bool, whether this worker's gradient was finite.
-
-    Returns:
-        int32 `[length]`.
+    The fingerprint is that of what must be the same on all workers.
     """
     header = tf.stack(
         [
@@ -269,17 +224,7 @@ def add_header(
 def remove_header(
     buffers: tf.Tensor, fingerprint: int, length: int | tf.Tensor
 ) -> tuple[tf.Tensor, tf.Tensor]:
-    """Check the headers of all workers' buffers and remove them.
-
-    `fingerprint` and `length` are the arguments of `add_header`.
-
-    Returns:
-        The words, int32 `[num_workers, length - HEADER_WORDS]`, and the number of
-        workers whose gradient was not finite, scalar int32.
-
-    Raises:
-        ValueError, tf.errors.InvalidArgumentError: as `decode_sparse`.
-    """
+    """Check all headers; return the words after them, and how many were not finite."""
     buffers = require_length(buffers, length)
     checks = header_checks(buffers[:, :HEADER_WORDS], fingerprint, length)
     checks.append(checksum_check(buffers))
@@ -305,10 +250,7 @@ def is_valid(words: tf.Tensor, fingerprint: int) -> tf.Tensor:
 
 
 def invalidate_unless(fingerprint: int, words: tf.Tensor) -> tf.Tensor:
-    """Invalidate a buffer of another model or version.
-
-    Unchanged, it might be valid to other workers.
-    """
+    """Invalidate a buffer of another model, which might be valid to other workers."""
     expected = tf.stack([_as_word(_MAGIC), _as_word(fingerprint)])
     is_same = tf.reduce_all(tf.equal(words[:2], expected))
     return tf.where(is_same, words, invalidate(words))
@@ -388,18 +330,7 @@ def _checksum(buffers: tf.Tensor) -> tf.Tensor:
 def encode_dense(
     tensors: Sequence[tf.Tensor], finite: tf.Tensor, dtype: tf.DType
 ) -> tf.Tensor:
-    """Concatenate a flag and all tensors into the vector of a dense step.
-
-    The flag is 1 if this worker's gradient was not finite.
-
-    Args:
-        tensors: values of each tensor, float `[n]`.
-        finite: scalar bool, whether this worker's gradient was finite.
-        dtype: dtype of the vector, `summed_dtype` of the layout.
-
-    Returns:
-        `[1 + sum of n]`.
-    """
+    """Concatenate a flag, 1 if not finite, and all tensors, `[n]`, of a dense step."""
     flag = tf.cast(tf.logical_not(finite), dtype)[tf.newaxis]
     return tf.concat([flag, *(tf.cast(t, dtype) for t in tensors)], axis=0)
 
@@ -407,12 +338,7 @@ def encode_dense(
 def decode_dense(
     vector: tf.Tensor, layout: Sequence[TensorSpec]
 ) -> tuple[list[tf.Tensor], tf.Tensor]:
-    """Split the sum over workers of the results of `encode_dense`.
-
-    Returns:
-        A float `[n]` per tensor, and the number of workers whose gradient was not
-        finite, scalar int32.
-    """
+    """Split the sum over workers of the results of `encode_dense`."""
     flag, *parts = tf.split(vector, [1, *(t.size for t in layout)])
     totals = [tf.cast(p, t.dtype) for p, t in zip(parts, layout, strict=True)]
     return totals, tf.cast(flag[0], tf.int32)

@@ -14,17 +14,10 @@ _DAMAGED = (
 
 
 class BufferCheck(NamedTuple):
-    """A number of every worker that must be as expected, modulo 2**32.
+    """A number of every worker that must be as expected, modulo 2**32."""
 
-    Attributes:
-        what: name of the number, for the error.
-        received: numbers of all workers, int32 `[N]`.
-        expected: expected number, an int or a scalar integer tensor.
-        advice: advice for the case that they differ.
-    """
-
-    what: str
-    received: tf.Tensor
+    what: str  # name of the number, for the error
+    received: tf.Tensor  # int32 `[N]`
     expected: int | tf.Tensor
     advice: str = _DAMAGED
 
@@ -32,15 +25,8 @@ class BufferCheck(NamedTuple):
 def require(checks: Sequence[BufferCheck], results: Any) -> Any:
     """Return `results`; reading them raises unless all checks hold.
 
+    The error names the first check that fails, and the first worker for which it does.
     Checks nothing within XLA, which drops assertions.
-
-    Args:
-        checks: checks of all buffers, the most informative first.
-        results: nested structure of tensors and Nones.
-
-    Raises:
-        tf.errors.InvalidArgumentError: at run time. It names the first check that fails
-            and the first worker for which it does.
     """
     if tracing.in_xla_context():
         return results
@@ -86,18 +72,9 @@ def require_finite_sums(
     labels: Sequence[str],
     results: Any,
 ) -> Any:
-    """Return `results`; reading them raises if a sum overflowed.
+    """Return `results`; reading them raises if a sum overflows, also once it is narrow.
 
     Checks nothing within XLA, which drops assertions.
-
-    Args:
-        sums: sums over workers, float, of any shape.
-        narrow: dtype to which each sum will be cast; None if it will not.
-        labels: name of each sum, for the error.
-        results: nested structure of tensors and other values.
-
-    Raises:
-        tf.errors.InvalidArgumentError: at run time, on all workers.
     """
     if tracing.in_xla_context():
         return results
@@ -116,10 +93,7 @@ def require_finite_sums(
 def require_finite(
     finite: tf.Tensor, dtypes: Collection[str], labels: Sequence[str], results: Any
 ) -> Any:
-    """Return `results`; reading them raises unless all sums are finite.
-
-    The arguments are as in `require_finite_sums`; `finite` is bool `[tensors]`.
-    """
+    """Return `results`; reading them raises unless all of `finite` is true."""
     assertion = tf.debugging.Assert(
         tf.reduce_all(finite),
         [
@@ -141,10 +115,9 @@ def require_finite(
 def _compare(checks: Sequence[BufferCheck]) -> tuple[tf.Tensor, tf.Tensor, tf.Tensor]:
     """Return received, `[checks, N]`, and expected numbers, and where they differ."""
     received = tf.bitcast(tf.stack([c.received for c in checks]), tf.uint32)
-    expected = tf.convert_to_tensor([_as_int64(c.expected) for c in checks], tf.int64)
-    expected = tf.cast(expected, tf.uint32)
+    numbers = [
+        c.expected if isinstance(c.expected, int) else tf.cast(c.expected, tf.int64)
+        for c in checks
+    ]
+    expected = tf.cast(tf.convert_to_tensor(numbers, tf.int64), tf.uint32)
     return received, expected, tf.not_equal(received, expected[:, tf.newaxis])
-
-
-def _as_int64(number: int | tf.Tensor) -> int | tf.Tensor:
-    return number if isinstance(number, int) else tf.cast(number, tf.int64)

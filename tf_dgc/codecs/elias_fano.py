@@ -13,20 +13,12 @@ from tf_dgc.codecs.checks import BufferCheck
 
 
 def stream_bits(size: int, k: int | tf.Tensor) -> list[int | tf.Tensor]:
-    """Return the bits of the two streams: low bits and high bits.
-
-    Returns:
-        Ints, or scalar int64 tensors if k is one.
-    """
+    """Return the bits of the low and the high stream; scalar int64 if k is a tensor."""
     return _stream_bits(size, k, _low_width(size, k))
 
 
 def encode(positions: tf.Tensor, size: int, k: int | tf.Tensor) -> tf.Tensor:
-    """Encode positions, int32 `[k]`, strictly ascending and below `size`.
-
-    Returns:
-        int32 `[w]`, the words of the two streams.
-    """
+    """Encode positions, int32 `[k]`, strictly ascending and below `size`, as words."""
     width = _low_width(size, k)
     ranks = tf.range(k)
     low = tf.bitwise.bitwise_and(positions, _mask(width))
@@ -58,15 +50,9 @@ def encode(positions: tf.Tensor, size: int, k: int | tf.Tensor) -> tf.Tensor:
 def decode(
     words: tf.Tensor, size: int, k: int | tf.Tensor
 ) -> tuple[tf.Tensor, list[BufferCheck]]:
-    """Decode the positions of N workers.
+    """Decode the positions of N workers from int32 `[N, w]`.
 
-    Args:
-        words: encoded words of all workers, int32 `[N, w]`.
-        size: number of entries n.
-        k: number of positions; an int, or a scalar int32 tensor.
-
-    Returns:
-        Positions, int32 `[N, k]` whatever the words are, and their checks.
+    Positions are int32 `[N, k]` whatever the words are; their checks are returned, too.
     """
     width = _low_width(size, k)
     high = words[:, num_stream_words(_stream_bits(size, k, width)[0]) :]

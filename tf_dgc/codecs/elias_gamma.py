@@ -18,13 +18,11 @@ from tf_dgc.codecs.bits import num_stream_words, to_unsigned, unpack_bits
 
 
 def max_bits(size: int, total: float) -> float:
-    """Return an upper bound of the bits of a vector's stream.
+    """Return an upper bound of a stream's bits; `total` bounds the sum of magnitudes.
 
     k entries take at most `3 k + 2 sum of log2(distance) + 2 sum of log2(magnitude)`
     bits. Distances add up to at most n, magnitudes to `total`, and the logarithm is
     concave: so that is at most `3 k + 2 k log2(n total / k^2)`, here for the worst k.
-
-    `total` bounds the sum of the magnitudes of the n entries.
     """
     worst = 2**0.75 / math.e * math.sqrt(size * total)  # where the derivative is 0
     k = min(size, total, worst)
@@ -37,15 +35,7 @@ def num_words(bits: float) -> int:
 
 
 def encode(levels: tf.Tensor, num_words: int) -> tf.Tensor:
-    """Encode a vector; entries at the end that do not fit become 0.
-
-    Args:
-        levels: integers of any sign, int32 `[n]`.
-        num_words: length of the result.
-
-    Returns:
-        int32 `[num_words]`, padded with zeros.
-    """
+    """Encode int32 `[n]` in `num_words` words; entries that do not fit become 0."""
     positions = tf.where(levels != 0)[:, 0]
     entries = tf.gather(levels, positions)
     previous = tf.concat([[-1], positions[:-1]], axis=0)
@@ -76,10 +66,7 @@ def encode(levels: tf.Tensor, num_words: int) -> tf.Tensor:
 
 
 def decode(words: tf.Tensor, size: int) -> tf.Tensor:
-    """Decode a vector, int32 `[size]`, from encoded words, int32 `[w]`.
-
-    Never reads or writes out of bounds, whatever the words are.
-    """
+    """Decode int32 `[size]`; safe for any words."""
     k = tf.cast(tf.clip_by_value(words[0], 0, size), tf.int64)
     bits = unpack_bits(words[tf.newaxis, 1:])[0]
     negative = bits[:k] > 0

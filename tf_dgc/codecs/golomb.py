@@ -55,25 +55,13 @@ def rotate(positions: tf.Tensor, size: int, offset: tf.Tensor) -> tf.Tensor:
 
 
 def unrotate(rotated: tf.Tensor, size: int, offset: tf.Tensor) -> tf.Tensor:
-    """Return the original positions, in the order of `rotated`.
-
-    The result for a rotated position `size`, which stands for none, is arbitrary.
-    """
+    """Return the original positions; arbitrary for `size`, which stands for none."""
     rest = size - offset  # `rotated + offset` may not fit int32
     return tf.where(rotated < rest, rotated + offset, rotated - rest)
 
 
 def encode(positions: tf.Tensor, size: int) -> tuple[tf.Tensor, tf.Tensor]:
-    """Encode positions as words.
-
-    Args:
-        positions: positions below `size`, int32 `[k]`, strictly ascending, k static.
-        size: upper bound of the positions, n.
-
-    Returns:
-        int32 `[num_words(size, k)]`, and the number of positions that fit, scalar
-        int32.
-    """
+    """Encode positions, ascending int32 `[k]`, k static; return how many fit, too."""
     k = positions.shape[0]
     digits, b = radix(size, k)
     room = _unary_bits(size, k, b)
@@ -92,11 +80,9 @@ def encode(positions: tf.Tensor, size: int) -> tuple[tf.Tensor, tf.Tensor]:
 
 
 def decode(words: tf.Tensor, size: int, k: int) -> tuple[tf.Tensor, tf.Tensor]:
-    """Decode the positions of one worker.
+    """Decode the positions of one worker, int32 `[k]`; return how many fit, too.
 
-    Returns:
-        Positions, int32 `[k]`, in [0, size), or `size` for those that did not fit; and
-        the number of positions that fit, scalar int32.
+    Positions that did not fit are `size`.
     """
     digits, b = radix(size, k)
     split = -(-k // digits)

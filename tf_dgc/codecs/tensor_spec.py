@@ -16,12 +16,11 @@ class TensorSpec(NamedTuple):
         uncompressed: whether the tensor is always sent whole.
         value_dtype: type of a compressed tensor's values on the wire, one of
             `value_types.CHOICES` or "float64"; None for `dtype`.
-        uncompressed_dtype: type of an uncompressed tensor's values on the wire, one of
+        uncompressed_dtype: likewise of an uncompressed tensor, one of
             `value_types.UNCOMPRESSED_CHOICES`; None for `dtype`.
         narrow_dtype: dtype of the variable if narrower than `dtype`, else None.
-        max_magnitude: upper bound of the magnitudes that one worker sends, a power of
-            two, so that the sum does not overflow (`value_types.largest_contribution`);
-            the excess stays in the residual.
+        max_magnitude: largest magnitude that one worker sends, a power of two, so that
+            the sum does not overflow; the excess stays in the residual.
     """
 
     label: str

@@ -49,15 +49,7 @@ def is_shared(value_dtype: str | None) -> bool:
 
 
 def value_bits(value_dtype: str, k: int | tf.Tensor) -> list[int | tf.Tensor]:
-    """Return the bits of each stream of k values.
-
-    Args:
-        value_dtype: one of `CHOICES`, or "float64".
-        k: number of values; an int, or a scalar int32 tensor.
-
-    Returns:
-        Ints, or scalar int64 tensors if k is one.
-    """
+    """Return the bits of each stream of k values; scalar int64 tensors if k is one."""
     k = k if isinstance(k, int) else tf.cast(k, tf.int64)
     if value_dtype == "sign":
         return [32, k]  # the magnitude, which fills a word, and the signs
@@ -67,17 +59,10 @@ def value_bits(value_dtype: str, k: int | tf.Tensor) -> list[int | tf.Tensor]:
 
 
 def encode_values(values: tf.Tensor, value_dtype: str) -> tf.Tensor:
-    """Encode values.
+    """Encode values, float32 or float64 `[k]`, k at least 1, as int32 `[w]`.
 
     Rounds to nearest, ties to even. Values beyond the largest finite number of the type
     become that number. NaN stays NaN, which receivers reject.
-
-    Args:
-        values: values to encode, float32 or float64 `[k]`, k at least 1.
-        value_dtype: one of `CHOICES`, or "float64".
-
-    Returns:
-        int32 `[w]`, the words of the streams.
     """
     if value_dtype == "float64":
         return bits.to_words(tf.cast(values, tf.float64))
@@ -97,17 +82,7 @@ def encode_values(values: tf.Tensor, value_dtype: str) -> tf.Tensor:
 def decode_values(
     words: tf.Tensor, value_dtype: str, k: int | tf.Tensor, dtype: tf.DType
 ) -> tf.Tensor:
-    """Decode the values of N workers.
-
-    Args:
-        words: encoded words of all workers, int32 `[N, w]`.
-        value_dtype: one of `CHOICES`, or "float64".
-        k: number of values; an int, or a scalar int32 tensor.
-        dtype: dtype of the result, float32 or float64.
-
-    Returns:
-        `[N, k]`.
-    """
+    """Decode the values of N workers, `[N, k]`, from int32 `[N, w]`."""
     if value_dtype == "sign":
         magnitudes = tf.bitcast(words[:, :1], tf.float32)
         negative = bits.unpack_bits(words[:, 1:])[:, :k] > 0
@@ -202,22 +177,13 @@ _FP4_TIES = (0.5, 1.5, 2.5, 3.5, 5.0, 7.0, 10.0)  # midpoints between levels
 
 
 class BlockFormat(NamedTuple):
-    """Coding of a block's values.
+    """Coding of a block's values."""
 
-    Attributes:
-        bits: bits of a value.
-        exponent_offset: largest value's exponent minus the scale.
-        min_scale: smallest scale; with a smaller one values would be denormal.
-        max_scale: largest scale of a float32 block.
-        unit_offset: powers of two from the unit, of which values are multiples, to the
-            scale.
-    """
-
-    bits: int
-    exponent_offset: int
-    min_scale: int
-    max_scale: int
-    unit_offset: int
+    bits: int  # of a value
+    exponent_offset: int  # largest value's exponent minus the scale
+    min_scale: int  # with a smaller one values would be denormal
+    max_scale: int  # of a float32 block
+    unit_offset: int  # exponent of the scale minus that of the values' unit
 
 
 BLOCK_FORMATS = {

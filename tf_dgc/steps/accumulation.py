@@ -32,23 +32,10 @@ def accumulate(
     divisors: Sequence[Divisor | None] = (),
     decay: float = 1.0,
 ) -> tuple[list[Any], list[Any], tf.Tensor]:
-    """Accumulate the gradients of a step, or zeros if any is not finite.
+    """Return new velocities (or Nones) and residuals, `[n]`, and whether all is finite.
 
-    Args:
-        tensors: spec of each tensor, whose size and dtype are used.
-        gradients: gradient of each, from `to_rows` or of any shape, not yet multiplied
-            by its scale.
-        scales: factor of each gradient, from `clipping.clip_gradients`.
-        velocity: variable of each, or None without momentum correction.
-        residual: variable of each, or None without error feedback.
-        momentum: coefficient of the momentum correction, in [0, 1).
-        nesterov: whether the correction is Nesterov's.
-        divisors: divisor of each gradient, or None; empty without any.
-        decay: factor of the residuals of compressed tensors.
-
-    Returns:
-        New velocity (or Nones) and residual (or the gradient), `[n]` of each tensor,
-        and whether the gradients were finite and nothing overflowed.
+    Accumulates zeros if any gradient is not finite. Without `residual` it returns the
+    gradients instead. `decay` is the factor of the residuals of compressed tensors.
     """
     flat, finite = scaled_dense_gradients(tensors, gradients, scales, divisors)
     if residual is None:
@@ -80,14 +67,7 @@ def scaled_dense_gradients(
     scales: Sequence[Scale],
     divisors: Sequence[Divisor | None] = (),
 ) -> tuple[list[tf.Tensor], tf.Tensor]:
-    """Return gradients scaled and divided, or zeros if any is not finite.
-
-    Arguments are those of `accumulate`.
-
-    Returns:
-        The value to accumulate of each tensor, `[n]`, and whether all gradients were
-        finite.
-    """
+    """Return scaled, divided gradients, `[n]`, or zeros, and whether all are finite."""
     flat = [flatten(g, t) for g, t in zip(gradients, tensors, strict=True)]
     flat, finite = clipping.multiply_or_zero(flat, scales)
     if divisors:
@@ -102,10 +82,7 @@ def divide(
     scales: Sequence[Scale],
     divisors: Sequence[Divisor | None],
 ) -> tuple[list[tf.Tensor], list[Scale]]:
-    """Return divided gradients and new scales, for kernels that do not divide.
-
-    Arguments are those of `accumulate`. Scales are NaN if a gradient is not finite.
-    """
+    """Divide gradients for kernels that do not; scales are NaN if one is not finite."""
     flat, finite = scaled_dense_gradients(tensors, gradients, scales, divisors)
     return flat, [1.0 + clipping.nan_unless(finite)] * len(flat)
 
@@ -117,21 +94,11 @@ def accumulate_gradient(
     momentum: float = 0.0,
     nesterov: bool = False,
 ) -> tuple[tf.Tensor | None, tf.Tensor]:
-    """Accumulate the gradient of one tensor.
+    """Return the new velocity and residual of one tensor, `[n]`.
 
     Without velocity: `residual + gradient` (error feedback only). With it, equation 4
     (`velocity = m*velocity + gradient; residual += velocity`) or its Nesterov form
     (`velocity = m*(velocity + gradient); residual += velocity + gradient`).
-
-    Args:
-        gradient: gradient, float `[n]`.
-        velocity: old velocity, `[n]`, or None without momentum correction.
-        residual: old residual, `[n]`.
-        momentum: coefficient in [0, 1).
-        nesterov: whether to use the Nesterov form.
-
-    Returns:
-        The new velocity (None if there was none) and the new residual.
     """
     if velocity is None:
         return None, residual + gradient
@@ -173,12 +140,7 @@ def accumulate_without_overflow(
 
 
 def clear_positions(buffer: tf.Tensor, positions: tf.Tensor) -> tf.Tensor:
-    """Return `buffer` with zeros at the positions that were sent (algorithm 4).
-
-    Args:
-        buffer: velocity or residual, `[n]`.
-        positions: positions that were sent, int32 `[k]`, distinct.
-    """
+    """Return `[n]` with zeros at distinct positions, int32 `[k]` (algorithm 4)."""
     zeros = tf.zeros_like(positions, buffer.dtype)
     return tf.tensor_scatter_nd_update(buffer, positions[:, tf.newaxis], zeros)
 
@@ -187,27 +149,14 @@ def clear_positions(buffer: tf.Tensor, positions: tf.Tensor) -> tf.Tensor:
 
 
 def to_dense(gradient: Any, variable: keras.Variable) -> tf.Tensor:
-    """Return a gradient as a dense tensor of the variable's dtype.
-
-    Args:
-        gradient: a tensor, or `tf.IndexedSlices`, whose components may be anything that
-            TensorFlow converts to a tensor; values of equal rows are summed.
-        variable: variable of the model.
-    """
+    """Return a gradient, dense, in the variable's dtype; equal rows are summed."""
     return tf.cast(_densify(gradient, variable.shape), variable.dtype)
 
 
 def to_rows(gradient: Any, variable: keras.Variable) -> Gradient:
-    """Return a gradient in the variable's dtype, sparse if it was.
+    """Return a gradient in the variable's dtype; sparse rows ascending and distinct.
 
-    Args:
-        gradient: a tensor or `tf.IndexedSlices`, as for `to_dense`.
-        variable: variable of the model.
-
-    Returns:
-        A tensor; or `tf.IndexedSlices` whose int64 indices are ascending and distinct,
-        with the sum of the values of each row. In XLA, which needs static shapes, a
-        tensor.
+    In XLA, which needs static shapes, it returns a dense tensor.
     """
     if not isinstance(gradient, tf.IndexedSlices) or tracing.in_xla_context():
         return to_dense(gradient, variable)
@@ -239,13 +188,7 @@ def flatten_dense(gradient: Gradient, tensor: TensorSpec) -> Gradient:
 def take_rows(
     gradient: Gradient, tensor: TensorSpec, positions: tf.Tensor
 ) -> tf.Tensor:
-    """Return the gradient's entries at some positions, `[k]`, in its own dtype.
-
-    Args:
-        gradient: gradient, from `to_rows` or dense of any shape.
-        tensor: spec of the tensor, whose shape is used.
-        positions: positions within the tensor, int32 `[k]`.
-    """
+    """Return a gradient's entries at positions, int32 `[k]`, in its own dtype."""
     if not isinstance(gradient, tf.IndexedSlices):
         return tf.gather(tf.reshape(gradient, [-1]), positions)
     length = tensor.size // tensor.shape[0]
@@ -260,7 +203,6 @@ def take_rows(
 
 
 def _densify(gradient: Any, shape: Sequence[int]) -> Any:
-    """Return a dense gradient as it is, and a sparse one with its missing rows zero."""
     if not isinstance(gradient, tf.IndexedSlices):
         return gradient
     rows = tf.cast(tf.convert_to_tensor(gradient.indices), tf.int64)

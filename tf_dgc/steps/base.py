@@ -34,13 +34,10 @@ class WorkerState:
     `read...`, `store...` and `warn_if_nonfinite` run within a step, in replica context.
 
     Attributes:
-        tensors: descriptions of the tensors.
-        velocity: velocity of each tensor; empty without momentum correction.
-        residual: residual of each tensor; empty without error feedback.
-        second_moment: second moment of each tensor's gradient; empty unless gradients
-            are divided by its root (Adam).
-        largest_moment: largest second moment so far of each tensor; empty unless
-            gradients are divided by its root (AMSGrad).
+        velocity: empty without momentum correction.
+        residual: empty without error feedback.
+        second_moment: empty unless gradients are divided by its root (Adam).
+        largest_moment: likewise, largest second moment so far (AMSGrad).
         states: the method's state for each tensor, by name.
         common: the method's state that all tensors share, by name.
         counters: totals of what was sent, equal on all workers.
@@ -145,27 +142,21 @@ class StepInputs(NamedTuple):
     """One worker's inputs of a step.
 
     Attributes:
-        compressor: method of the compressed tensors.
-        tensors: descriptions of the tensors that have a gradient in this step.
+        tensors: tensors that have a gradient in this step.
         indices: index of each among all tensors of the optimizer, for random keys.
-        gradients: gradient of each tensor, not yet multiplied by `scales`: of any
-            shape, or sparse with ascending, distinct rows.
+        gradients: not yet multiplied by `scales`: of any shape, or sparse with
+            ascending, distinct rows.
         scales: factor of each gradient, from `clipping.clip_gradients`.
-        worker_state: this worker's variables of these tensors.
         momentum: coefficient of momentum correction, in [0, 1).
-        nesterov: whether that is Nesterov momentum.
-        factor_masking: whether to clear the velocity of sent entries.
         seed: seed of all random choices; equal on all workers.
-        iteration: number of the step, a scalar integer tensor.
+        iteration: scalar integer tensor.
         worker: index of this worker, an int or a scalar integer tensor.
-        num_workers: number of workers, N.
         sizes: number of entries of every tensor of the optimizer, including those
             without a gradient in this step.
         drops_entries: whether the collective algorithm may drop entries on the way.
-        all_workers_native: whether all workers have the native operations for these
-            variables.
-        machine: indices of the workers that sum their gradients before compression, in
-            ascending order; only this one without an intra-node reduce.
+        all_workers_native: whether all workers have native operations for them.
+        machine: workers that sum their gradients before compression, ascending; only
+            this one without an intra-node reduce.
         divisors: divisor of each gradient, applied before accumulation, or None;
             empty if no gradient has one.
         separate_uncompressed: whether uncompressed tensors have a collective of their
@@ -194,7 +185,7 @@ class StepInputs(NamedTuple):
 
     @property
     def shares(self) -> list[list[int]]:
-        """Places of the tensors in each collective, see `plan.split_uncompressed`."""
+        """Places of the tensors in each collective, see `split_uncompressed`."""
         return split_uncompressed(
             self.tensors, self.num_workers, self.separate_uncompressed
         )
@@ -232,10 +223,9 @@ class StepPlan(NamedTuple):
     """What each worker sends in a step; all workers know it before the step.
 
     Attributes:
-        layout: sizes and value types of all tensors of the step.
-        counts: number of entries of each tensor in a sparse step; ints, or scalar int32
-            tensors with a sparsity schedule.
-        dense: whether all entries are sent: a bool, or a scalar bool tensor.
+        counts: entries of each tensor in a sparse step; ints, or scalar int32 tensors
+            with a sparsity schedule.
+        dense: whether all entries are sent.
         most_bytes: upper bound of a sparse message's bytes if counts are tensors and a
             bound is known.
     """
@@ -296,26 +286,19 @@ def plan_step(
 
     A step is dense if its sparsity is 0, or if gathering the sparse buffers would cost
     more than an all-reduce of all entries. Gathering sends a worker's buffer to N-1
-    others; a ring all-reduce sends each entry 2(N-1)/N times.
-
-    Args:
-        layout: sizes and value types of all tensors of the step.
-        sparsity: share of entries not sent, in [0, 1). If even the smallest value of a
-            schedule makes no step dense, `dense` is False at trace time.
-        num_workers: number of workers, N.
-        num_shards: number of shards that a compressed tensor is split into; this worker
-            sends entries of one of them.
+    others; a ring all-reduce sends each entry 2(N-1)/N times. With `num_shards`, this
+    worker sends entries of one shard of each compressed tensor.
     """
     if isinstance(sparsity, ScheduledSparsity):
-        most = plan_step(layout, sparsity.least, num_workers, num_shards)
-        counts = _counts(layout, sparsity.now, num_shards)
+        most = plan_step(layout, sparsity.minimum, num_workers, num_shards)
+        counts = _counts(layout, sparsity.current, num_shards)
         if not most.dense:
             return StepPlan(layout, counts, False, most.num_bytes)
         sparse_words = buffer.sparse_words(layout, counts)
         # As floats: N buffers of a large model overflow int32.
         both = 2.0 * buffer.dense_words(layout)
         ratio = tf.cast(sparse_words, tf.float64) * num_workers / both
-        return StepPlan(layout, counts, tf.logical_or(sparsity.now <= 0, ratio > 1))
+        return StepPlan(layout, counts, tf.logical_or(sparsity.current <= 0, ratio > 1))
     counts = _counts(layout, sparsity, num_shards)
     costly = buffer.sparse_words(layout, counts) * num_workers
     return StepPlan(
@@ -326,7 +309,6 @@ def plan_step(
 def _counts(
     layout: Sequence[TensorSpec], sparsity: float | tf.Tensor, num_shards: int
 ) -> list[int | tf.Tensor]:
-    """Return the number of entries of each tensor in a sparse step."""
     return [
         t.size if t.uncompressed else num_sent(-(-t.size // num_shards), sparsity)
         for t in layout
@@ -336,19 +318,11 @@ def _counts(
 def split_uncompressed(
     tensors: Sequence[TensorSpec], num_workers: int, apart: bool | None = None
 ) -> list[list[int]]:
-    """Return the tensors of each collective: all in one, or uncompressed ones apart.
+    """Return the places in each collective: all in one, or uncompressed ones second.
 
     A worker receives gathered values N-1 times, and values that a ring all-reduce sums
     2(N-1)/N times. So uncompressed tensors are summed in a collective of their own if
-    that saves more than the collective costs.
-
-    Args:
-        tensors: all tensors of the step.
-        num_workers: number of workers, N.
-        apart: whether uncompressed tensors are apart; None to decide it.
-
-    Returns:
-        Places in `tensors`; of two lists the second is that of uncompressed tensors.
+    that saves more than the collective costs; `apart` overrides this decision.
     """
     coded = any(t.uncompressed and t.uncompressed_dtype for t in tensors)
     # If some have a narrow value type, the few others stay with the compressed ones.
@@ -368,19 +342,12 @@ def split_uncompressed(
 
 
 class LocalStep(NamedTuple):
-    """One worker's operands for correcting, selecting and encoding.
+    """One worker's operands for correcting, selecting and encoding; see `StepInputs`.
 
     Attributes:
-        plan: plan of the step.
-        gradients: gradient of each tensor, see `StepInputs`.
-        scales: factor of each gradient.
         velocity: variables, one per tensor; None without momentum correction.
         residual: variables, one per tensor; None without error feedback.
         offsets: position in each tensor from which ties are broken, scalar int32.
-        momentum: coefficient of momentum correction, in [0, 1).
-        nesterov: whether that is Nesterov momentum.
-        factor_masking: whether to clear the velocity of sent entries.
-        divisors: divisor of each gradient, or None; empty if no gradient has one.
     """
 
     plan: StepPlan
@@ -403,9 +370,7 @@ class UpdateRule(NamedTuple):
 
     Attributes:
         names: name of each variable's rule in `custom_ops/cpu/rules.h`.
-        hyperparameters: hyperparameters by rule name, float64 `[6]`; the learning rate
-            is first.
-        variables: variables of the model.
+        hyperparameters: float64 `[6]` by rule name; the learning rate is first.
         slots: optimizer variables of each variable, in its rule's order.
         decays: whether weight decay applies to each variable.
     """
@@ -445,19 +410,16 @@ class StepOutcome(NamedTuple):
     """The result of a step; equal on all workers.
 
     Attributes:
-        decode: function that returns the sum over workers of each tensor, `[n]` or of
-            its shape, and the number of workers whose gradient was not finite, scalar
-            int32. Both fail if a received message is malformed.
-        entries: number of entries that one worker sent: an int, or a scalar int64
-            tensor.
-        sent_bytes: number of bytes that one worker passed to the collectives, likewise.
-        apply: function that updates variables and slots in place, without sums in
-            memory, and returns the second result of `decode`; None if the
-            implementation has no such shortcut.
+        decode: returns the sum over workers of each tensor, `[n]` or of its shape, and
+            the number of workers whose gradient was not finite, scalar int32. Both fail
+            if a received message is malformed.
+        entries: entries that one worker sent: an int, or a scalar int64 tensor.
+        sent_bytes: bytes that one worker passed to the collectives, likewise.
+        apply: updates variables and slots in place, without sums in memory, and returns
+            the second result of `decode`; None without such a shortcut.
         all_or_none: whether to update nothing if a gradient was not finite.
-        touched: function that returns the only entries of compressed tensors that can
-            be nonzero in the sums, once for each worker that sent them; None if they
-            are unknown.
+        touched: returns the only entries of compressed tensors that can be nonzero in
+            the sums, once for each worker that sent them; None if they are unknown.
     """
 
     decode: Callable[[], tuple[Sequence[tf.Tensor], tf.Tensor]]

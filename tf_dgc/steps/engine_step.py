@@ -139,32 +139,16 @@ def _step(inputs: StepInputs, methods: Sequence[NativeMethod], updates: bool) ->
 
 
 class EncodedRound(NamedTuple):
-    """What this worker sends in a round.
+    """What this worker sends in a round."""
 
-    Attributes:
-        requests: requests, in the order of the generic step.
-        finite: whether the gradient was finite, a scalar bool.
-        entries: number of entries sent, a scalar int64.
-        notes: numbers that this worker needs later: in the second round, or in the
-            decoder if rounds are sums, float32.
-    """
-
-    requests: list[Request]
-    finite: tf.Tensor
-    entries: tf.Tensor
-    notes: tf.Tensor
+    requests: list[Request]  # in the order of the generic step
+    finite: tf.Tensor  # scalar bool
+    entries: tf.Tensor  # number of entries sent, scalar int64
+    notes: tf.Tensor  # float32, for the second round, or the decoder of sums
 
 
 class EngineCall:
-    """The engine's operations on the tensors of a step.
-
-    Args:
-        inputs: inputs of the step.
-        methods: native method of each tensor.
-
-    Attributes:
-        num_rounds: number of rounds, 1 or 2; only some tensors may have a second one.
-    """
+    """The engine's operations on the tensors of a step, each with its native method."""
 
     def __init__(self, inputs: StepInputs, methods: Sequence[NativeMethod]):
         self._inputs = inputs
@@ -185,7 +169,6 @@ class EngineCall:
         )
 
     def _make_attributes(self) -> dict[str, Any]:
-        """Return the operations' attributes, which are equal on all workers."""
         inputs, methods, tensors = self._inputs, self._methods, self._inputs.tensors
         fingerprints = []
         for number in range(self.num_rounds):
@@ -313,7 +296,6 @@ class EngineCall:
         }
 
     def _state_handles(self, names: Sequence[Sequence[str]]) -> list[tf.Tensor]:
-        """Return the resources of these states of each tensor."""
         return [
             native.resource_handle(state[name])
             for state, of_tensor in zip(
@@ -325,7 +307,6 @@ class EngineCall:
     def _num_nonfinite(
         self, from_buffers: tf.Tensor, replies: list[list[Reply]]
     ) -> tf.Tensor:
-        """Return the number of non-finite gradients, from buffers or summed flags."""
         return from_buffers if self._gathers else tf.cast(replies[0][0][0], tf.int32)
 
     def _update_states(
@@ -335,10 +316,7 @@ class EngineCall:
         replies: list[list[Reply]],
         results: _T,
     ) -> _T:
-        """Update the states of two rounds; return the results.
-
-        Both fail at run time if the sum of a tensor is not finite.
-        """
+        """Update the states of two rounds; the results fail if a sum is not finite."""
         sums = self._sums(replies[1], 1) if self._parameters.are_sums else []
         results, new_states = checks.require_finite(
             finite,
@@ -392,15 +370,6 @@ class RoundParameters:
 
     They exist for methods with two rounds: the second round depends on the replies of
     the first one.
-
-    Args:
-        compressor: method of the compressed tensors.
-        methods: native method of each tensor.
-        states: variables of each tensor's state, by name.
-
-    Attributes:
-        num_rounds: number of rounds, 1 or 2.
-        are_sums: whether both rounds are sums.
     """
 
     def __init__(
@@ -431,12 +400,7 @@ class RoundParameters:
         }
 
     def set_from_words(self, words: tf.Tensor, notes: tf.Tensor) -> None:
-        """Compute the second round's parameters if the first one gathered.
-
-        Args:
-            words: words of all workers, int32 `[tensors, num_workers, w]`.
-            notes: notes of this worker's first round, float32 `[tensors * m]`.
-        """
+        """Compute the second round's parameters; words: `[tensors, num_workers, w]`."""
         num_notes = max(m.num_notes for m in self._methods)
         self._notes = tf.reshape(notes, [len(self._states), num_notes])
         if self._compressor:
@@ -456,12 +420,7 @@ class RoundParameters:
             )
 
     def new_states(self, norms: tf.Tensor, sums: Sequence[tf.Tensor]) -> list[_State]:
-        """Return the new states of the tensors with two rounds.
-
-        Args:
-            norms: norm of each tensor's sum, if the method notes it.
-            sums: second round's sum of each tensor.
-        """
+        """Return the new states of the tensors with two rounds, from norms and sums."""
         if self._compressor is None:
             return []
         result = RoundsResult(self._parameters, self._notes, norms, sums)

@@ -23,17 +23,11 @@ from tf_dgc.compressors.random_keys import RandomKeys
 
 
 class FlatView(NamedTuple):
-    """Tensors of a step that a method compresses as one.
+    """Tensors of a step that a method compresses as one."""
 
-    Attributes:
-        places: indices of the tensors in the step.
-        tensors: their specs.
-        seen: spec of the tensor that the method compresses.
-    """
-
-    places: list[int]
+    places: list[int]  # indices of the tensors in the step
     tensors: list[TensorSpec]
-    seen: TensorSpec
+    seen: TensorSpec  # spec of the tensor that the method compresses
 
     @property
     def is_flat(self) -> bool:
@@ -69,12 +63,7 @@ class FlatView(NamedTuple):
     def results(
         self, result: Result, states: Sequence[dict[str, tf.Tensor]]
     ) -> list[Result]:
-        """Split the method's result into one for each tensor.
-
-        Args:
-            result: result for the flat tensor.
-            states: old states of all tensors of the step.
-        """
+        """Split the method's result into one per tensor; `states` are the old ones."""
         if not self.is_flat:
             return [result]
         if tracing.in_xla_context():  # numbers of entries per tensor are dynamic
@@ -127,12 +116,7 @@ def dtype_and_bound(tensor: TensorSpec) -> tuple[tf.DType, tf.DType | None]:
 def flat_views(tensors: Sequence[TensorSpec], entire_model: bool) -> list[FlatView]:
     """Return the tensors that a method compresses, in the order of their first parts.
 
-    Args:
-        tensors: specs of all tensors of the step.
-        entire_model: whether tensors of one dtype and bound are compressed as one.
-
-    Raises:
-        ValueError: for a concatenated tensor whose positions exceed int32.
+    With `entire_model`, tensors of one dtype and bound are compressed as one.
     """
     if not entire_model:
         return [FlatView([i], [t], t) for i, t in enumerate(tensors)]
@@ -176,11 +160,7 @@ def _to_dense(result: Result) -> Result:
 
 
 def _count_sent(sent: tf.Tensor | SparseEntries | None) -> tf.Tensor | None:
-    """Return how many entries of a tensor were sent; None for all of them.
-
-    Args:
-        sent: entries that were sent, or a mask, bool `[n]`.
-    """
+    """Count the entries of a tensor that were sent; None for all of them."""
     if isinstance(sent, SparseEntries):
         return tf.size(sent.positions)
     if sent is None or sent.dtype != tf.bool:

@@ -116,21 +116,10 @@ def aggregate_tensors(
     finite: tf.Tensor,
     separate_uncompressed: bool = False,
 ) -> Generator[list[Request], list[Reply], tuple[packing.PackedOutcome, StateTensors]]:
-    """Exchange one worker's tensors.
+    """Exchange one worker's tensors; return the outcome and the new `common` state.
 
-    Args:
-        compressor: method of the compressed tensors.
-        tensors: descriptions of the tensors that have a gradient in this step.
-        values: values of each tensor to send, float `[n]`.
-        states: the method's state for each tensor, by name; empty if uncompressed.
-        common: the method's state that all tensors share, by name.
-        keys_per_tensor: random keys of each tensor in this step.
-        finite: scalar bool, whether this worker's gradient was finite.
-        separate_uncompressed: whether uncompressed tensors are summed, even if the
-            method gathers.
-
-    Returns:
-        The outcome, with one result per tensor, and the new `common`.
+    Values are float `[n]`. With `separate_uncompressed`, uncompressed tensors are
+    summed even if the method gathers.
     """
     aggregation = "sum" if separate_uncompressed else compressor.aggregation
     views = flat_views(tensors, compressor.entire_model)
@@ -200,7 +189,6 @@ def _store(
     values: Sequence[tf.Tensor],
     results: Sequence[Result],
 ) -> None:
-    """Store the unsent values, the masked velocity, and the method's state."""
     worker_state = inputs.worker_state
     worker_state.store_residual(
         [_subtract_sent(v, r.sent) for v, r in zip(values, results, strict=True)]

@@ -30,14 +30,9 @@ def start_step(inputs: StepInputs) -> Step:
 
 
 class StepBucket(NamedTuple):
-    """The tensors of a step that are exchanged together.
+    """The tensors of a step that are exchanged together."""
 
-    Attributes:
-        places: indices of its variables among those of the step.
-        inputs: inputs of these variables' step.
-    """
-
-    places: Sequence[int]
+    places: Sequence[int]  # indices of its variables among those of the step
     inputs: StepInputs
 
 
@@ -51,15 +46,8 @@ def run_step(
     Each bucket is a step of its own, which TensorFlow runs as soon as the backward pass
     has computed its gradients. All workers start their collectives in the order of the
     buckets. If a gradient of any bucket is not finite, on any worker, the whole step is
-    undone: the state has its former values and the model is not updated.
-
-    Args:
-        communicator: the optimizer's communicator.
-        buckets: buckets in the order in which the backward pass finishes them.
-        check: comparison of the variables, sent with the first bucket; or None.
-
-    Returns:
-        The outcome of the whole step, and the bytes that the check added.
+    undone: the state has its former values and the model is not updated. The check is
+    sent with the first bucket; its bytes are the second result.
     """
     if len(buckets) == 1:
         return communicator.run(start_step(buckets[0].inputs), check)
@@ -81,7 +69,6 @@ def run_step(
 def _decode(
     buckets: Sequence[StepBucket], outcomes: Sequence[StepOutcome]
 ) -> tuple[list[tf.Tensor], tf.Tensor]:
-    """Return the sums of all buckets, and how many workers were not finite."""
     sums: dict[int, tf.Tensor] = {}
     counts = []
     for bucket, outcome in zip(buckets, outcomes, strict=True):
@@ -95,10 +82,6 @@ _StateValue = tuple[PerWorkerVariable | SharedVariable, tf.Tensor]
 
 
 def _values(inputs: StepInputs) -> list[_StateValue]:
-    """Return the variables that a step may assign, and their values.
-
-    TensorFlow copies a value only when its variable is written.
-    """
     state = inputs.worker_state
     of_method = [v for variables in state.states for v in variables.values()]
     variables = [*state.residual, *state.velocity, *of_method]

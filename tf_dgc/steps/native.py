@@ -28,10 +28,7 @@ _Decoded: TypeAlias = tuple[list[tf.Tensor], tf.Tensor]
 
 
 def is_available(variables: Sequence[keras.Variable]) -> bool:
-    """Return whether this process has native operations for these accumulators.
-
-    They run on CPUs, and with CUDA kernels also on GPUs, there not in float64.
-    """
+    """Whether these accumulators have native operations: not in float64 on GPUs."""
     if native_library.load_library().library is None:
         return False
     if not is_on_gpu(variables):
@@ -44,10 +41,7 @@ def is_available(variables: Sequence[keras.Variable]) -> bool:
 
 
 def rules_available(variables: Sequence[keras.Variable]) -> bool:
-    """Return whether `UpdateRule`s can be applied to these variables: only on CPUs.
-
-    Plain SGD also runs on GPUs, by `decode_and_apply`.
-    """
+    """Whether `UpdateRule`s work for these variables: on CPUs (on GPUs, plain SGD)."""
     return is_available(variables) and not is_on_gpu(variables)
 
 
@@ -193,19 +187,10 @@ def _exponents(plan: StepPlan) -> list[int]:
 def decode_and_apply(
     plan: StepPlan, vector: tf.Tensor, buffers: tf.Tensor, rule: UpdateRule
 ) -> tf.Tensor:
-    """Decode, sum, and update variables and slots in place.
+    """Decode, sum, update variables; return how many gradients were not finite.
 
     Plain SGD touches only the entries that were sent, with the same bits as an update
-    of all entries.
-
-    Args:
-        plan: plan by which all workers encoded.
-        vector: sum of the dense vectors; ignored if sparse.
-        buffers: buffers of all workers, int32 `[num_workers, words]`; ignored if dense.
-        rule: update of the plan's tensors: plain SGD, or where `rules_available`.
-
-    Returns:
-        The number of workers whose gradient was not finite, scalar int32.
+    of all entries. Arguments are those of `decode_and_sum`.
     """
     # The sum of bfloat16 values has the accumulators' dtype from here on.
     plan_of_sum = plan.coded_as(None)
@@ -232,44 +217,23 @@ def decode_and_apply(
 def apply_decoded(
     decode: Callable[[], tuple[Sequence[tf.Tensor], tf.Tensor]], rule: UpdateRule
 ) -> tf.Tensor:
-    """Update variables and slots by the result of `StepOutcome.decode`.
-
-    Args:
-        decode: function that returns the sums and the number of non-finite gradients.
-        rule: update of float32 variables, where `rules_available`.
-
-    Returns:
-        The number of non-finite gradients, scalar int32.
-    """
+    """Update float32 variables and slots; `decode` is that of `StepOutcome`."""
     sums, nonfinite = decode()
     apply_sums(rule, [tf.cast(s, tf.float32) for s in sums])
     return nonfinite
 
 
 def apply_sums(rule: UpdateRule, sums: Sequence[tf.Tensor]) -> None:
-    """Update variables and slots in place, in one pass over each.
-
-    Args:
-        rule: update of float32 variables, where `rules_available`.
-        sums: sum over workers of each variable's gradient, float32, of any shape.
-    """
+    """Update float32 variables and slots in one pass over each; sums are float32."""
     ops().tf_dgc_apply_sums(**rule_operands(rule), sums=list(sums), flat=False)
 
 
 def assign_entries(
     plan: StepPlan, words: tf.Tensor, variables: Sequence[keras.Variable]
 ) -> tf.Tensor:
-    """Assign the entries of one buffer to variables, in place.
+    """Assign the entries of one buffer, int32 `[w]`; return 1 if it is flagged, else 0.
 
     After a TensorFlow scatter, every later read would copy the whole variable.
-
-    Args:
-        plan: plan of the sparse step by which the buffer was encoded.
-        words: buffer, int32 `[words]`.
-        variables: variables of the plan's dtypes, where `is_available`.
-
-    Returns:
-        1 if the buffer is flagged as not finite, else 0, scalar int32.
     """
     return ops().tf_dgc_put(
         variables=[resource_handle(v) for v in variables],
@@ -344,7 +308,6 @@ def layout_attributes(plan: StepPlan) -> dict[str, Any]:
 
 
 def _buffer_operands(plan: StepPlan) -> dict[str, Any]:
-    """Return the operands for decoding buffers."""
     return {
         "counts": entry_counts(plan),
         "T": [t.dtype for t in plan.layout],

@@ -22,30 +22,18 @@ from tf_dgc.steps.generic_step import StateTensors, aggregate_tensors
 
 
 class NeighborMessage(NamedTuple):
-    """The content of one worker's message.
+    """The content of one worker's message."""
 
-    Attributes:
-        values: values that were sent of each tensor, `[n]`; zeros if not finite.
-        finite: whether the worker's values were finite, scalar bool.
-        entries: number of entries, an int or a scalar int64 tensor.
-        states: new state of the method by name, of each tensor; the old state if the
-            values were not finite.
-    """
-
-    values: list[tf.Tensor]
-    finite: tf.Tensor
+    values: list[tf.Tensor]  # of each tensor, `[n]`; zeros if not finite
+    finite: tf.Tensor  # scalar bool
     entries: int | tf.Tensor
-    states: list[StateTensors]
+    states: list[StateTensors]  # of the method by name; the old ones if not finite
 
 
 class NeighborCoder:
     """Encodes the tensors of one worker in one round, and decodes those of others.
 
-    Args:
-        compressor: method of all compressed tensors, without per-worker state.
-        tensors: specs of all tensors.
-        seed: seed of all random choices; equal on all workers.
-        round_number: scalar int64.
+    The method has no per-worker state; all workers have the same seed and round number.
     """
 
     def __init__(
@@ -68,11 +56,7 @@ class NeighborCoder:
     ) -> tuple[tf.Tensor, NeighborMessage]:
         """Return the message of this worker, int32 `[w]`, and its content.
 
-        Args:
-            values: values of each tensor, `[n]`; zeros if they are not finite.
-            finite: whether they are finite, scalar bool.
-            worker: index of this worker.
-            states: state of the method by name, of each tensor; None for none.
+        Values are `[n]`, and zeros if they are not finite.
         """
         requests: list[Request] = []
 
@@ -90,14 +74,7 @@ class NeighborCoder:
         worker: int | tf.Tensor,
         states: Sequence[StateTensors] | None = None,
     ) -> NeighborMessage:
-        """Return the content of a message.
-
-        Args:
-            words: message of another worker, int32 `[w]`.
-            values: tensors of the same shapes, such as this worker's values.
-            worker: index of the other worker.
-            states: state of the method of the other worker, as in `encode`.
-        """
+        """Return a message's content; only the shapes of `values` are used."""
         rest = words
 
         def reply(requests: list[Request]) -> list[tf.Tensor]:
@@ -123,7 +100,7 @@ class NeighborCoder:
         worker: int | tf.Tensor,
         states: Sequence[StateTensors] | None = None,
     ) -> Generator[list[Request], list[Reply], tuple[PackedOutcome, StateTensors]]:
-        """Start the exchange of one worker's tensors; for arguments see `encode`."""
+        """Start the exchange of one worker's tensors."""
         keys_per_tensor = [
             RandomKeys(self._seed, self._round_number, i, worker, self._tie_break_key)
             for i in range(len(values))

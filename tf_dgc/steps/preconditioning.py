@@ -15,27 +15,14 @@ from tf_dgc.conditions import BoolOrTensor, smart_cond
 
 
 class LookAhead(NamedTuple):
-    """Nesterov momentum of quotients (Nadam).
-
-    Attributes:
-        velocity: variable of the momentum.
-        momentum: decay of the momentum in each step.
-        numbers: weights of the momentum and of the quotient in the accumulated value,
-            float64 `[2]`.
-    """
+    """Nesterov momentum of quotients (Nadam)."""
 
     velocity: Any
-    momentum: float
-    numbers: tf.Tensor
+    momentum: float  # decay of the momentum in each step
+    numbers: tf.Tensor  # weights of momentum and quotient, float64 `[2]`
 
     def update(self, quotient: tf.Tensor, finite: tf.Tensor) -> tf.Tensor:
-        """Add a quotient to the momentum, and return the value to accumulate.
-
-        Args:
-            quotient: divided gradient of this worker, float `[n]`.
-            finite: whether the gradient is finite; otherwise the momentum is unchanged
-                and zeros are returned.
-        """
+        """Add a quotient to the momentum; return the value to accumulate."""
         old = _flat(self.velocity)
         new = self.momentum * old + quotient
         self.velocity.assign(
@@ -74,14 +61,10 @@ class Divisor(NamedTuple):
         return self.largest is None and not self.infinity and self.ahead is None
 
     def divide(self, gradient: tf.Tensor, finite: tf.Tensor) -> tf.Tensor:
-        """Add a gradient to the moment, and return the value to accumulate.
+        """Add a gradient to the moment, and return the value to accumulate, `[n]`.
 
-        The native operations do the same (`custom_ops/cpu/dividing.h`).
-
-        Args:
-            gradient: gradient of this worker, its share of the sum, float `[n]`; zeros
-                if it is not finite.
-            finite: whether the gradient is finite.
+        The gradient is this worker's share of the sum, zeros if it is not finite. The
+        native operations do the same (`custom_ops/cpu/dividing.h`).
         """
         return smart_cond(
             self.active, lambda: self._divide(gradient, finite), lambda: gradient
@@ -107,22 +90,14 @@ def divisor_numbers(
     epsilon: float | tf.Tensor,
     active: BoolOrTensor,
 ) -> tf.Tensor:
-    """Return the numbers of each tensor's divisor.
+    """Return the numbers of each tensor's divisor, float64 `[tensors, 5]`.
 
-    Args:
-        factors: expected square of the sum over workers divided by that of one worker's
-            share, float `[tensors]`: N for independent noise, `N**2` for equal shares.
-        step: number of steps, this one included, scalar float64.
-        beta_1: decay of the momentum.
-        beta_2: decay of the second moment.
-        epsilon: number that is added to the root.
-        active: whether gradients are divided in this step.
-
-    Returns:
-        float64 `[tensors, 5]`: the factor, 0 if not active; weight of the square in the
-        moment; epsilon; weight of the quotient in the momentum, times the root of the
-        moment's bias correction; bound of the quotient's magnitude, which also holds
-        where the square overflows.
+    `factors` is the expected square of the sum over workers divided by that of one
+    worker's share: N for independent noise, `N**2` for equal shares. `step` counts this
+    step, too. The numbers: the factor, 0 if not active; weight of the square in the
+    moment; epsilon; weight of the quotient in the momentum, times the root of the
+    moment's bias correction; bound of the quotient's magnitude, which also holds where
+    the square overflows.
     """
     factors = tf.cast(factors, tf.float64)
     bias = 1.0 - tf.pow(tf.constant(beta_2, tf.float64), step)
@@ -146,12 +121,8 @@ def infinity_divisor_numbers(
 ) -> tf.Tensor:
     """Return the numbers of divisors that are decaying maxima (Adamax).
 
-    Arguments are those of `divisor_numbers`.
-
-    Returns:
-        float64 `[tensors, 5]`: root of the factor, 0 if not active; share by which the
-        maximum decays; epsilon; weight of the quotient in the momentum; bound of the
-        quotient's magnitude.
+    As `divisor_numbers`: root of the factor, 0 if not active; share by which the
+    maximum decays; epsilon; weight of the quotient in the momentum; its bound.
     """
     roots = tf.sqrt(tf.cast(factors, tf.float64))
     ones = tf.ones_like(roots)
@@ -166,12 +137,7 @@ def infinity_divisor_numbers(
 
 
 def scale_divisors(numbers: tf.Tensor, rate: Any) -> tf.Tensor:
-    """Return the numbers of divisors whose quotients are scaled by a learning rate.
-
-    Args:
-        numbers: result of `divisor_numbers` or `infinity_divisor_numbers`.
-        rate: learning rate, a scalar.
-    """
+    """Return the numbers of divisors whose quotients are scaled by a learning rate."""
     ones = tf.ones([], tf.float64)
     rate = tf.cast(rate, tf.float64)
     return numbers * tf.stack([ones, ones, ones, rate, tf.abs(rate)])
@@ -182,12 +148,7 @@ def update_moment(
 ) -> tf.Tensor:
     """Return the new second moment of the sum over workers, estimated on one.
 
-    Args:
-        moment: old second moment, float `[n]`.
-        gradient: gradient of this worker, its share of the sum, `[n]`.
-        numbers: numbers of its divisor, float64 `[5]`; or `[r, 5]`, if moment and
-            gradient have r rows with a divisor each.
-        infinity: whether the moment is a decaying maximum of magnitudes.
+    Moment and gradient are `[n]` with `[5]` numbers, or have r rows with `[r, 5]`.
     """
     factor, weight, *_ = _columns(numbers, gradient.dtype)
     if infinity:
@@ -200,10 +161,7 @@ def update_moment(
 def divided_gradient(
     gradient: tf.Tensor, moment: tf.Tensor, numbers: tf.Tensor, infinity: bool = False
 ) -> tf.Tensor:
-    """Return a gradient divided by its moment, bounded; arguments as `update_moment`.
-
-    The moment includes the gradient, or is the largest so far.
-    """
+    """Return a gradient divided by its moment (which includes it), bounded."""
     *_, bound = _columns(numbers, gradient.dtype)
     quotient = rescale(gradient, moment, numbers, infinity)
     return tf.clip_by_value(quotient, -bound, bound)

@@ -50,26 +50,15 @@ however many workers push.
 
 
 class PushedStep(NamedTuple):
-    """A step and its message.
+    """A step and its message."""
 
-    Attributes:
-        words: message, int32 `[w]`.
-        outcome: outcome of the step as if the worker were alone.
-        nonfinite: 1 if the gradient was not finite and was left out, else 0, scalar
-            int32.
-    """
-
-    words: tf.Tensor
-    outcome: StepOutcome
-    nonfinite: tf.Tensor
+    words: tf.Tensor  # int32 `[w]`
+    outcome: StepOutcome  # as if the worker were alone
+    nonfinite: tf.Tensor  # 1 if the gradient was not finite and was left out, else 0
 
 
 def push(inputs: StepInputs) -> PushedStep:
-    """Run the step, which stores the unsent values, and return its message.
-
-    Args:
-        inputs: inputs of the step, with `NUM_WORKERS` for `num_workers`.
-    """
+    """Run a step planned for `NUM_WORKERS`, which stores unsent values."""
     step = implementations.start_step(inputs)
     requests: list[Request] = []
     replies: Any = None
@@ -84,7 +73,6 @@ def push(inputs: StepInputs) -> PushedStep:
 
 
 def _request_words(request: Request) -> tf.Tensor:
-    """Return the bits of a request, int32 `[w]`."""
     if isinstance(request, DenseOrSparse):  # one of them is empty
         return tf.concat([to_words(request.vector), request.words], axis=0)
     return to_words(request[0])
@@ -104,36 +92,18 @@ def _nonfinite_flag(request: Any) -> tf.Tensor:
 
 
 class PushReceiver(NamedTuple):
-    """Decodes and sums pushes.
-
-    Attributes:
-        compressor: method of the compressed tensors, without state.
-        tensors: descriptions of all tensors, each with a gradient in every step.
-        error_feedback: whether workers keep unsent values.
-        seed: seed of all random choices; equal on all workers.
-        use_native: whether the variables have native operations.
-    """
+    """Decodes and sums pushes; every tensor has a gradient in every step."""
 
     compressor: Compressor
     tensors: Sequence[TensorSpec]
-    error_feedback: bool
-    seed: int
-    use_native: bool
+    error_feedback: bool  # whether workers keep unsent values
+    seed: int  # of all random choices; equal on all workers
+    use_native: bool  # whether the variables have native operations
 
     def receive(
         self, pushes: Sequence[tf.Tensor], workers: Sequence[tf.Tensor], step: tf.Tensor
     ) -> StepOutcome:
-        """Return the sum of pushes of one step; no variable is updated yet.
-
-        Args:
-            pushes: messages, int32 `[w]`.
-            workers: index of the worker of each push, scalar integer tensors.
-            step: number of the step, scalar int64.
-
-        Raises:
-            ValueError, tf.errors.InvalidArgumentError: for malformed pushes, when the
-                outcome is decoded or applied.
-        """
+        """Sum the pushes of one step; decoding or applying fails for malformed ones."""
         if is_top_k(self.compressor) and self.error_feedback:
             return self._receive_top_k(self.compressor, pushes, step)
         coder = NeighborCoder(self.compressor, self.tensors, self.seed, step)
@@ -173,9 +143,9 @@ class PushReceiver(NamedTuple):
 def _read_part(
     plan: StepPlan, words: tf.Tensor
 ) -> tuple[tf.Tensor, tf.Tensor, tf.Tensor, tf.Tensor]:
-    """Return a part's vector and buffer, the words after it, and how many are missing.
+    """Return vector and buffer (one empty), the rest, and how many words are missing.
 
-    The vector or the buffer is empty. Missing words are replaced by zeros.
+    Missing words are replaced by zeros.
     """
     dtype = plan.summed_dtype
     dense_words = num_words_of(dtype, plan.dense_entries)

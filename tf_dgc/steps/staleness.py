@@ -36,9 +36,6 @@ class LastSent:
     It takes 4 bytes per entry, and in a sparse step of `DGCOptimizer` the decoding of
     the worker's own positions; other methods and dense steps write all entries. It is
     not saved in checkpoints.
-
-    Args:
-        tensors: tensors of the optimizer; uncompressed ones are ignored.
     """
 
     def __init__(self, tensors: Sequence[TensorSpec]):

@@ -28,21 +28,8 @@ def create_worker_state(
 ) -> WorkerState:
     """Create all variables; call it on every worker, in the strategy's scope.
 
-    Args:
-        tensors: descriptions of all tensors of the optimizer.
-        compressor: method of the compressed tensors.
-        keeps_residual: whether unsent values accumulate (error feedback).
-        keeps_velocity: whether momentum is corrected.
-        keeps_second_moment: whether gradients are divided by its root.
-        keeps_largest_moment: whether they are divided by the root of the largest one.
-        tracks_staleness: whether to record when entries were sent, if there is a
-            residual.
-        moment_rule: rule by which another number of workers restores the moments, one
-            of `worker_variables.RESTORE_RULES`.
-
-    Raises:
-        ValueError: if the method sends all tensors as one, and they are too large
-            together or differ in dtype.
+    Another number of workers restores the moments by `moment_rule`, one of
+    `worker_variables.RESTORE_RULES`.
     """
     flat_views(tensors, compressor.entire_model)  # raises before memory is allocated
 

@@ -27,9 +27,8 @@ EncodedState: TypeAlias = tuple[
 def compress(step: LocalStep) -> tuple[tf.Tensor, tf.Tensor, tf.Tensor]:
     """Correct, select, mask and encode; update velocity and residual.
 
-    Returns:
-        The vector of a dense step (empty if sparse), the int32 words of a sparse step
-        (empty if dense), and a scalar bool: whether this worker's gradient was finite.
+    Returns the vector of a dense step, the int32 words of a sparse step (one of them
+    empty), and whether this worker's gradient was finite.
     """
     velocity, residual, finite = accumulate(
         step.plan.layout,
@@ -60,16 +59,9 @@ def scales_or_nan(
 def decode_and_sum(
     plan: StepPlan, vector: tf.Tensor, buffers: tf.Tensor
 ) -> tuple[TensorList, tf.Tensor]:
-    """Decode the reply of the exchange.
+    """Return each tensor's sum, `[n]`, and the number of gradients that are not finite.
 
-    Args:
-        plan: plan by which all workers encoded.
-        vector: sum of the dense vectors; ignored if sparse.
-        buffers: buffers of all workers, int32 `[num_workers, words]`; ignored if dense.
-
-    Returns:
-        The sum over workers of each tensor, `[n]`, and the number of workers whose
-        gradient was not finite.
+    The reply is the summed vector of a dense step, or all workers' buffers.
     """
     decoded: tuple[TensorList, tf.Tensor] = smart_cond(
         plan.dense,
@@ -89,18 +81,7 @@ def select_and_encode(
 ) -> EncodedState:
     """Select the entries to send, remove them from the local state, and encode them.
 
-    Args:
-        plan: plan of the step.
-        velocity: velocity of each tensor, float `[n]`, or None without momentum
-            correction.
-        residual: residual of each tensor, float `[n]`, with this step's gradient.
-        finite: scalar bool, whether this worker's gradient was finite.
-        offsets: position in each tensor from which ties are broken, scalar int32.
-        factor_masking: whether to clear the velocity of sent entries.
-
-    Returns:
-        The vector of a dense step (empty if sparse), the words of a sparse step (empty
-        if dense), and the new velocity and residual.
+    Returns vector and words as `compress`, and the new velocity and residual, `[n]`.
     """
     dtype = buffer.summed_dtype(plan.layout)
 

@@ -120,12 +120,8 @@ def is_dense(
 ) -> BoolOrTensor:
     """Return whether a step sends all entries of the compressed tensors.
 
-    Args:
-        compressor: method of the compressed tensors.
-        tensors: descriptions of all tensors of the step.
-        iteration: number of the step, a scalar integer tensor; None for whether any
-            step of a schedule is dense.
-        num_workers: number of workers, N, each on a machine of its own.
+    `iteration` None asks whether any step of a schedule is dense. Each worker is on a
+    machine of its own.
     """
     sparsity = compressor.sparsity
     if iteration is None:
@@ -170,15 +166,9 @@ class _SentPart(NamedTuple):
 
 
 class ReceivedPart(NamedTuple):
-    """Tensors of one collective, and its reply.
+    """Tensors of one collective, and its reply."""
 
-    Attributes:
-        places: indices of the tensors among those of the step.
-        plan: plan by which all workers encoded them.
-        reply: reply of the collective.
-    """
-
-    places: list[int]
+    places: list[int]  # indices of the tensors among those of the step
     plan: StepPlan
     reply: DenseOrSparseReply
 
@@ -245,9 +235,6 @@ def _reduce_within_node(
     """Return inputs with the machine's sums, and whether this gradient was finite.
 
     A worker whose gradient is not finite contributes zeros.
-
-    Yields:
-        An all-to-all of shards among the machine's workers for each dtype.
     """
     tensors, machine = inputs.tensors, inputs.machine
     gradients, finite = scaled_dense_gradients(tensors, inputs.gradients, inputs.scales)
@@ -293,12 +280,7 @@ def decode_parts(
     decode_and_sum: Callable[..., tuple[list[tf.Tensor], tf.Tensor]],
     received: Sequence[ReceivedPart],
 ) -> tuple[list[tf.Tensor], tf.Tensor]:
-    """Return the result of `StepOutcome.decode`.
-
-    Args:
-        decode_and_sum: function of that name in `native` or `tensorflow_ops`.
-        received: parts of the step, with their replies.
-    """
+    """Return the result of `StepOutcome.decode`, by `native` or `tensorflow_ops`."""
     sums: dict[int, tf.Tensor] = {}
     nonfinite = None
     for part in received:
@@ -309,12 +291,7 @@ def decode_parts(
 
 
 def apply_parts(received: Sequence[ReceivedPart], rule: UpdateRule) -> tf.Tensor:
-    """Update the variables natively, see `StepOutcome.apply`.
-
-    Args:
-        received: parts of the step, with their replies.
-        rule: update of all tensors.
-    """
+    """Update the variables natively, see `StepOutcome.apply`."""
     nonfinite = None
     for part in received:
         total, buffers = _after(nonfinite, part.reply)
@@ -345,13 +322,8 @@ def restore_dropped_entries(
 ) -> None:
     """Return dropped entries to the residual, and mask the velocity of delivered ones.
 
-    A dense step drops nothing.
-
-    Args:
-        step: step that was compressed, with the requested `factor_masking`.
-        words: this worker's buffer, int32 `[w]`.
-        delivered: whether each of its entries was delivered, bool, tensor after tensor.
-        remainder: sums of several workers that stay with this worker, or None.
+    A dense step drops nothing. `delivered` is bool, tensor after tensor; `remainder`
+    are sums of several workers that stay with this one.
     """
 
     def restore() -> tf.Tensor:
