@@ -19,11 +19,11 @@ def row(method, link="1gbit", **values):
 
 def test_what_follows_from_rows():
     predicted = [
-        row("dense", predicted_ms=10.0, advised="*", collective="ring"),
-        row("dgc", predicted_ms=30.0, advised="", collective="ring"),
-        row("dense", "10mbit", predicted_ms=90.0, advised="", collective="ring"),
-        row("dgc", "10mbit", predicted_ms=30.0, advised="*", collective="ring"),
-        row("dgc", "1mbit", predicted_ms=30.0, advised="*", collective="ring"),
+        row("dense", predicted_ms=10.0, advised="*", exchange="ring"),
+        row("dgc", predicted_ms=30.0, advised="", exchange="ring"),
+        row("dense", "10mbit", predicted_ms=90.0, advised="", exchange="ring"),
+        row("dgc", "10mbit", predicted_ms=30.0, advised="*", exchange="ring"),
+        row("dgc", "1mbit", predicted_ms=30.0, advised="*", exchange="ring"),
     ]
     measured = [
         row("dense", measured_ms=8.0, went_by="ring", commit="c" * 40),

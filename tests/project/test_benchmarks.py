@@ -273,11 +273,11 @@ def test_exchange(tmp_path):
     assert finished.returncode == 0
     rows = json.loads(path.read_text())
     steps = rows[6 + 6 + 9 :]
-    assert [row["collective"] for row in steps[-3:]] == ["float16", "scale_com", "auto"]
+    assert [row["exchange"] for row in steps[-3:]] == ["float16", "scale_com", "auto"]
     assert len(steps) == 9 + 3
     assert all(row["median_ms"] > 0 and row["rounds"] >= 2 for row in rows)
     assert all(row["model_ms"] > 0 for row in rows[: -len(steps)])
-    sent = {row["collective"]: row["payload"] for row in steps}
+    sent = {row["exchange"]: row["payload"] for row in steps}
     assert sent["ring"] == sent["gtopk"] == pytest.approx(sent["scale_com"], rel=0.01)
     assert sent["float16"] == pytest.approx(2e5, rel=1e-3)
     assert all(row["of_a_sum"] is None for row in rows)  # which loopback does not count
@@ -295,7 +295,7 @@ def test_what_auto_would_choose(monkeypatch):
         links = [0, 0, 0, 0, 1e-6, 0, 0]
         found = {"workers": 4, "kind": kind, "payload": 1000, "links": links}
         measured = {"median_ms": median_ms, "p90_ms": median_ms + 1}
-        return {**found, "collective": name, "model_ms": model_ms, **measured}
+        return {**found, "exchange": name, "model_ms": model_ms, **measured}
 
     rows = [row("ring", 10, 10), row("gtopk", 12, 12), row("oktopk", 16, 11)]
     rows += [row("twoway", 1, 1), row("star 2", 1, 1)]  # no candidates
@@ -318,7 +318,7 @@ def test_steps_of_auto_beside_the_fastest(monkeypatch):
     def row(name, median_ms):
         found = {"workers": 4, "kind": "step", "payload": 9, "asked": "9:0"}
         times = {"median_ms": median_ms, "p90_ms": 1.2 * median_ms}
-        return {**found, "collective": name, "stated": "float16, ring", **times}
+        return {**found, "exchange": name, "stated": "float16, ring", **times}
 
     rows = [row("ring", 12), row("float16", 10), row("star all", 13), row("gtopk", 14)]
     rows += [row("twoway", 1), row("star 2", 1), row("scale_com", 1)]  # no candidates
@@ -373,7 +373,7 @@ def test_machines(tmp_path):
     )
     assert finished.returncode == 0
     rows = json.loads(path.read_text())
-    names = [(row["kind"], row["collective"]) for row in rows]
+    names = [(row["kind"], row["exchange"]) for row in rows]
     kinds = itertools.product(["sum", "entries"], ["ring", "hierarchical"])
     assert names == list(kinds)
     assert all(row["median_ms"] > 0 for row in rows)
@@ -443,7 +443,7 @@ def test_more_workers_by_the_model(monkeypatch, tmp_path):
     links = LinkSpeeds(1e-3, 1e-4, 8e-9, 5e-9, 4e-9, 1e-9)
     rows = extrapolation.extrapolate(["ring", "oktopk"], 10**6, 0.99, links)
     ring, merged, dense = rows
-    assert [row["collective"] for row in rows] == ["ring", "oktopk", "float16, ring"]
+    assert [row["exchange"] for row in rows] == ["ring", "oktopk", "float16, ring"]
     assert ring["1024"] > 100 * ring["4"]
     assert merged["1024"] < dense["1024"] < ring["1024"]
     extrapolation.draw(rows, tmp_path / "more.svg", "more")

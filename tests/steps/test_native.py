@@ -148,7 +148,7 @@ def run_compress(gradients, counts, layout, momentum=0.5, offsets=None, scales=N
         divided=[],
         divisors=tf.zeros([0, 5], tf.float64),
         nesterov=False,
-        corrections=tf_dgc.Corrections(factor_masking=True),
+        factor_masking=True,
         largest_exponents=native._exponents(StepPlan(layout, counts, False)),
         **native.layout_attributes(StepPlan(layout, counts, False)),
     )

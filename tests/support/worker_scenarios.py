@@ -103,7 +103,7 @@ def scenario_fit(directory):
     """Everything `fit` users do; then save and load."""
     callbacks = monitor_and_checkpoint(directory)
     model, result = fit(
-        lambda: dgc(diagnostics=tf_dgc.Diagnostics(track_staleness=True)),
+        lambda: dgc(track_staleness=True),
         callbacks,
         True,
     )
