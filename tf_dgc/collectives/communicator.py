@@ -35,20 +35,9 @@ Outcome = TypeVar("Outcome")
 class Communicator:
     """Answers requests with the collectives of a strategy.
 
-    Args:
-        strategy: strategy in whose replica context the communicator is called. With one
-            replica it sends nothing and replies as in a cluster of one worker.
-        algorithm: algorithm for sums and gathers over all workers; None for
-            TensorFlow's own collectives.
-        hook: cross-device operations to use; None for the strategy's.
-
-    Attributes:
-        num_workers: number of replicas in sync, N.
-        drops_entries: whether the algorithm may drop entries, as
-            `DenseOrSparseReply.delivered` tells.
-
-    Raises:
-        ValueError: if the algorithm does not fit these workers.
+    With one replica it sends nothing and replies as in a cluster of one worker. Without
+    an algorithm it uses TensorFlow's own collectives; without a hook, the strategy's
+    cross-device operations.
     """
 
     drops_entries = False
@@ -70,11 +59,7 @@ class Communicator:
             self.use_algorithm(algorithm.resolve(workers.hosts(strategy)))
 
     def use_algorithm(self, algorithm: CollectiveAlgorithm) -> None:
-        """Switch to another algorithm for sums and gathers over all workers.
-
-        `algorithm` is a result of `CollectiveAlgorithm.resolve`, the same on all
-        workers.
-        """
+        """Switch to a result of `CollectiveAlgorithm.resolve`, equal on all workers."""
         # Subclasses of Ring may override its methods, so compare the exact type.
         is_stock = type(algorithm) is Ring or algorithm.is_neighbor_exchange
         self._algorithm = None if is_stock else algorithm
@@ -87,13 +72,7 @@ class Communicator:
     ) -> tuple[Outcome, int | tf.Tensor]:
         """Run a step round by round; call it in replica context.
 
-        Args:
-            step: generator that yields the requests of a round and receives as many
-                replies.
-            check: check that shares the first request's collective.
-
-        Returns:
-            The step's return value, and the bytes that the check sent.
+        The check shares the first request's collective; its bytes are also returned.
         """
         check_bytes: int | tf.Tensor = 0
         replies: Any = None
@@ -117,9 +96,6 @@ class Communicator:
 
         The request must have the same type, dtype and size on all workers. A `check`
         shares its collective.
-
-        Raises:
-            ValueError: for an invalid group or partner; see `requests.group_members`.
         """
         if check and not self._can_carry_check(request):
             with tf.control_dependencies([self._run_check_alone(check)]):
@@ -132,10 +108,7 @@ class Communicator:
         return reply.total if isinstance(request, AllReduce) else reply.buffers
 
     def node_workers(self) -> tuple[int, ...]:
-        """Return the workers that sum their gradients before compressing, ascending.
-
-        This worker is one of them. Call it in replica context.
-        """
+        """Return `node_of` this worker; call it in replica context."""
         if self._hook is None or self._algorithm is None:
             return (0,)
         return self._algorithm.node_of(self._rank().worker)

@@ -57,25 +57,13 @@ class CompressedCrossDeviceOps(WorkerCrossDeviceOps):
         bounds: Bounds = (None, None),
         algorithm: RoutedAlgorithm | None = None,
     ) -> tuple[Any, Any]:
-        """Sum a dense vector or gather sparse buffers.
+        """Sum `[n]` or gather int32 `[w]`; call it in cross-replica context.
 
         Takes one collective, or one per chunk of a large tensor, or the rounds of an
-        algorithm. Call it in cross-replica context.
-
-        Args:
-            dense: whether to sum, the same on all replicas: a bool, or a (per-replica)
-                scalar bool tensor.
-            vector: values to sum, per replica, float `[n]`; used if `dense`.
-            words: words to gather, per replica, int32 `[w]`, w the same on all
-                replicas; used unless `dense`.
-            bounds: upper bounds of the bytes of `vector` and `words`, for shapes that
-                are known only at run time. Such a tensor is sent in one piece if it
-                has no bound.
-            algorithm: algorithm to use; None for TensorFlow's own collectives.
-
-        Returns:
-            The sum of the vectors, `[n]`, and the gathered buffers, int32
-            `[num_replicas * w]`, per replica; one of them is empty.
+        algorithm (None for TensorFlow's own). `dense` is the same on all replicas.
+        `bounds` are those of the bytes of both, for shapes known only at run time: such
+        a tensor is sent in one piece if it has no bound. Returns the sum and the
+        gathered buffers, int32 `[num_replicas * w]`, per replica; one of them is empty.
         """
         local = tf.distribute.get_strategy().experimental_local_results
         if not isinstance(dense, bool):
@@ -107,19 +95,11 @@ class CompressedCrossDeviceOps(WorkerCrossDeviceOps):
         layout: BufferLayout,
         algorithm: RoutedAlgorithm,
     ) -> tuple[Any, ...]:
-        """Sum a dense vector or merge the entries of sparse buffers.
+        """Sum a dense vector or merge the entries of sparse buffers, as `communicate`.
 
-        Args:
-            dense: whether to sum, as in `communicate`.
-            vector: values to sum, as in `communicate`.
-            words: sparse buffer, int32 `[w]`, per replica.
-            layout: layout of the buffers.
-            algorithm: algorithm that merges.
-
-        Returns:
-            Per replica: the sum and the merged buffer `[w]`, one of them empty, and a
-            mask of the replica's entries that were delivered. If the algorithm
-            `keeps_sums`, also the positions and values of the replica's `Remainder`.
+        Returns per replica the sum and the merged buffer `[w]`, one of them empty, and
+        a mask of the replica's entries that were delivered. If the algorithm
+        `keeps_sums`, also the positions and values of the replica's `Remainder`.
         """
         local = tf.distribute.get_strategy().experimental_local_results
         dense = dense if isinstance(dense, bool) else local(dense)[0]
@@ -150,14 +130,8 @@ class CompressedCrossDeviceOps(WorkerCrossDeviceOps):
     ) -> tuple[Any, Any]:
         """Sum a dense vector or gather sparse buffers within groups.
 
-        Args:
-            dense: whether to sum, as in `communicate`.
-            sums: a `GroupRequest` of an `AllReduce` per replica.
-            gathers: a `GroupRequest` of an `AllGather` per replica, in the same group.
-
-        Returns:
-            Per replica: the sum and the gathered buffers, int32 `[members, w]`; one of
-            them is empty.
+        Takes an `AllReduce` and an `AllGather` of one group per replica. Returns per
+        replica the sum and the buffers, int32 `[members, w]`; one of them is empty.
         """
         local = tf.distribute.get_strategy().experimental_local_results
         if not isinstance(dense, bool):

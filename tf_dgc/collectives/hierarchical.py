@@ -125,10 +125,7 @@ class Hierarchical(CollectiveAlgorithm):
         return {"groups": self.groups}
 
     def _peers(self, rank: Rank) -> tuple[tuple[int, ...], tuple[int, ...]]:
-        """Return the workers of this worker's machine, and its counterparts.
-
-        Both include the worker itself.
-        """
+        """Return this machine's workers, and the counterparts, with this worker."""
         machine = self.node_of(rank.worker)
         index = machine.index(rank.worker)
         machines = self._machines(rank.num_workers)
@@ -145,7 +142,6 @@ class Hierarchical(CollectiveAlgorithm):
 
 
 def _check_groups(groups: Sequence[Sequence[int]]) -> Machines:
-    """Return the groups in order, or raise `ValueError`."""
     try:
         machines = sorted(sorted(int(w) for w in group) for group in groups)
     except (TypeError, ValueError):

@@ -60,10 +60,7 @@ def _make_function(
 
 
 def _adapt(request: Any, value: tf.Tensor, rank: Rank) -> Primitive | None:
-    """Return a replica's version of a request.
-
-    The last of an odd number of replicas has no neighbor, and makes no `SendRecv`.
-    """
+    """Return a replica's version; None for the `SendRecv` of one without a neighbor."""
     if isinstance(request, SendRecv):
         neighbor = rank.worker ^ 1
         return SendRecv(value, neighbor) if neighbor < rank.num_workers else None

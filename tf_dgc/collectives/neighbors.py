@@ -14,12 +14,10 @@ from tf_dgc.collectives.gossip import Gossip
 def gather_from_neighbors(
     words: tf.Tensor, gossip: Gossip, round_number: tf.Tensor, rank: Rank
 ) -> tf.Tensor:
-    """Return the words of this worker's neighbors; call it in replica context.
+    """Gather int32 `[w]` from this worker's neighbors; call it in replica context.
 
-    `words` are int32 `[w]`, with w the same on all workers; there are several workers.
-
-    Returns:
-        The words, int32 `[neighbors, w]`, in the order of `Gossip.neighbors`.
+    The rows are in the order of `Gossip.neighbors`. There must be several workers, with
+    the same w.
     """
     num_phases = len(gossip.weights(rank.num_workers))
 

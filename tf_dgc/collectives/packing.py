@@ -29,36 +29,21 @@ from tf_dgc.collectives.requests import (
 
 
 class TensorExchange(NamedTuple):
-    """The exchange of one tensor in a step.
+    """The exchange of one tensor in a step."""
 
-    Attributes:
-        label: name of the tensor, for errors.
-        signature: text that must be the same on all workers, without spaces.
-        num_bytes: bytes that the exchange sends in all rounds; None if known only at
-            run time.
-        exchange: generator of the method, not started.
-        narrow: dtype that the sum must fit into, if narrower than that of the values.
-    """
-
-    label: str
-    signature: str
-    num_bytes: int | None
-    exchange: Aggregation
-    narrow: tf.DType | None = None
+    label: str  # for errors
+    signature: str  # the same on all workers, without spaces
+    num_bytes: int | None  # of all rounds; None if known only at run time
+    exchange: Aggregation  # not started
+    narrow: tf.DType | None = None  # dtype that the sum must fit into, if narrower
 
 
 class PackedOutcome(NamedTuple):
-    """Results of the exchanges of all tensors.
-
-    Attributes:
-        results: result of each exchange, in order.
-        nonfinite: number of workers whose gradient was not finite, scalar int32.
-        sent_bytes: bytes that one worker sent: an int, or a scalar int64 tensor.
-    """
+    """Results of the exchanges of all tensors."""
 
     results: list[Result]
-    nonfinite: tf.Tensor
-    sent_bytes: int | tf.Tensor
+    nonfinite: tf.Tensor  # number of workers, scalar int32
+    sent_bytes: int | tf.Tensor  # of one worker: an int, or scalar int64
 
 
 PackedSteps: TypeAlias = Generator[list[Request], list[Reply], PackedOutcome]
@@ -67,21 +52,10 @@ PackedSteps: TypeAlias = Generator[list[Request], list[Reply], PackedOutcome]
 def run_in_lockstep(
     exchanges: Sequence[TensorExchange], finite: tf.Tensor
 ) -> PackedSteps:
-    """Run the exchanges of all tensors as one.
+    """Run the exchanges of all tensors as one; each request carries the flag `finite`.
 
-    Args:
-        exchanges: exchanges of all tensors, in the same order on all workers.
-        finite: scalar bool, whether this worker's gradient was finite. It is sent with
-            every collective.
-
-    Yields:
-        The collectives of a round: an `AllReduce` per dtype, and at most one
-        `AllGather`.
-
-    Raises:
-        ValueError: if an exchange sends more or fewer bytes than it states.
-        tf.errors.InvalidArgumentError: at run time, for invalid buffers and for sums
-            that are not finite.
+    Each round is an `AllReduce` per dtype and at most one `AllGather`. An exchange that
+    sends other than the bytes that it states raises `ValueError`.
     """
     results: dict[int, Result] = {}
     replies: dict[int, tf.Tensor] = {}
@@ -111,9 +85,6 @@ class AllReducePack:
     """All values of one dtype to sum, as one request, after a flag.
 
     The flag is 1 if this worker's gradient was not finite.
-
-    Attributes:
-        request: request for the sum of the concatenated values.
     """
 
     def __init__(self, values: dict[int, tf.Tensor], finite: tf.Tensor):
@@ -137,11 +108,7 @@ class AllReducePack:
 
 
 class AllGatherPack:
-    """All words to gather, as one request, after a header.
-
-    Attributes:
-        request: request for the words of all workers.
-    """
+    """All words to gather, as one request, after a header."""
 
     def __init__(
         self, words: dict[int, tf.Tensor], fingerprint: int, finite: tf.Tensor
@@ -250,7 +217,6 @@ def _pack(
 def _require_finite(
     exchanges: Sequence[TensorExchange], results: list[Result]
 ) -> list[Result]:
-    """Return the results; reading them raises if a sum overflowed."""
     narrow = [exchange.narrow for exchange in exchanges]
     sums = [_overflow_witness(r.sum, n) for r, n in zip(results, narrow, strict=True)]
     labels = [exchange.label for exchange in exchanges]

@@ -31,15 +31,9 @@ class Regions:
 
     Attributes:
         layout: layout of a worker's words, with at least one compressed tensor.
-        space: flat space of all positions.
-        size: number of positions.
-        num_workers: number of workers, N.
         rooms: room for entries of each tensor in each region, int32 `[N, tensors]`.
         capacity: entries of a message, an int or a scalar int32 tensor.
         message: layout of messages and of owners' blocks.
-
-    Raises:
-        ValueError: if there are more positions than a buffer can hold.
     """
 
     def __init__(self, layout: BufferLayout, num_workers: int, slack: float):
@@ -61,13 +55,10 @@ class Regions:
         self.message = self._message_layout(padding)
 
     def offsets(self, positions: tf.Tensor) -> tf.Tensor:
-        """Return where one worker's regions would begin within their tensors.
+        """Return where one worker's regions begin within their tensors.
 
-        `positions` are flat, int64 `[K]`.
-
-        Returns:
-            Offsets of all regions but the first, float32 `[N - 1]`; 0 for a region that
-            begins with the first entry of a tensor.
+        Positions are flat, int64 `[K]`. Offsets are float32 `[N - 1]`, without the
+        first region; 0 for the first entry of a tensor.
         """
         tensors, are_first = self._first_tensors()
         bases = tf.gather(self.space.bases, tensors)
@@ -76,10 +67,7 @@ class Regions:
         return tf.cast(offsets, tf.float32)
 
     def starts(self, offsets: tf.Tensor) -> tf.Tensor:
-        """Return the flat positions where regions begin, ascending, int64 `[N]`.
-
-        `offsets`, float32 `[N - 1]`, is the sum of all workers' `offsets`.
-        """
+        """Return where regions begin, int64 `[N]`, from the sum of all `offsets`."""
         tensors, _ = self._first_tensors()
         mean = tf.cast(tf.floor(offsets / self.num_workers), tf.int64)
         last = tf.gather(tf.constant(self.space.sizes, tf.int64), tensors) - 1
@@ -94,17 +82,13 @@ class Regions:
         return tf.searchsorted(starts, positions, side="right") - 1
 
     def _first_tensors(self) -> tuple[tf.Tensor, tf.Tensor]:
-        """Return the tensor in which each region but the first begins.
-
-        Also returns whether the region begins with the tensor's first entry.
-        """
+        """Return each later region's tensor, and whether it begins with the tensor."""
         begins = tf.cumsum(self.space.counts, exclusive=True)
         ranks = self._ranks[1:]
         tensors = tf.searchsorted(begins, ranks, side="right") - 1
         return tensors, tf.equal(tf.gather(begins, tensors), ranks)
 
     def _message_layout(self, padding: int) -> BufferLayout:
-        """Return the layout of a message, with `padding` positions for unused room."""
         size = self.size + padding
         if size > 2**31 - 1:
             raise ValueError(
@@ -137,14 +121,10 @@ def read_entries(words: tf.Tensor, regions: Regions) -> FlatEntries:
 def split_by_owner(
     entries: FlatEntries, starts: tf.Tensor, regions: Regions
 ) -> tuple[tf.Tensor, tf.Tensor]:
-    """Return the messages to the owners of all regions.
+    """Return the messages to all owners, int32 `[N, w]`, and the positions in them.
 
     If a message has too little room for a tensor, it takes the tensor's largest entries
-    by magnitude, and among equal ones the first.
-
-    Returns:
-        A message per owner, int32 `[N, w]`; and the flat position of each entry that is
-        in a message, int32 `[K]`, -1 for entries without room.
+    by magnitude, and among equal ones the first; the position of others is -1.
     """
     library = native_library.load_library().library
     if library is None:
@@ -162,14 +142,11 @@ def split_by_owner(
 def sum_owned_entries(
     rows: tf.Tensor, starts: tf.Tensor, worker: int, regions: Regions
 ) -> tuple[tf.Tensor, Remainder]:
-    """Sum the messages that the owner of a region received, in the order of workers.
+    """Return an owner's block for all workers, int32 `[w]`, and all sums of its region.
 
-    The block for all workers has the largest sums of each tensor that there is room
-    for, chosen as in `split_by_owner`. If a message is damaged, the block has no sums
-    but a flag, by which all workers reject it.
-
-    Returns:
-        The block, int32 `[w]`; and all sums of the region.
+    Adds the messages in the order of workers. The block has the largest sums of each
+    tensor that there is room for, chosen as in `split_by_owner`. If a message is
+    damaged, the block has no sums but a flag, by which all workers reject it.
     """
     library = native_library.load_library().library
     if library is None:
@@ -193,23 +170,10 @@ def combine_blocks(
     """Return the largest sums of all regions, as many of each tensor as the layout has.
 
     Sums are chosen as in `split_by_owner`. If there are fewer, zeros at the first free
-    positions fill the buffer.
-
-    Args:
-        blocks: blocks of all owners, int32 `[N, w]`.
-        starts: flat position where each region begins, int64 `[N]`.
-        queries: flat positions to look up, int32 `[m]`, ascending except that some are
-            -1, as in the result of `split_by_owner`.
-        summed: sums of uncompressed tensors, and of the flag for non-finite gradients;
-            its positions and values are not used.
-        regions: regions of all workers.
-
-    Returns:
-        Words of the layout, int32 `[w]`; and whether each query is in them, bool `[m]`.
-
-    Raises:
-        tf.errors.InvalidArgumentError: at run time, on all workers, if a block or a
-            message to an owner was invalid.
+    positions fill the buffer. Also returns whether each of the queries, int32 `[m]`, is
+    in the result; they are flat positions, ascending except that some are -1. `summed`
+    holds the sums of uncompressed tensors and of the flag; its positions are not used.
+    Fails on all workers if a block or a message to an owner was invalid.
     """
     library = native_library.load_library().library
     if library is None:
@@ -324,11 +288,10 @@ def combine_blocks_with_tensorflow(
 def _split_evenly(
     counts: tf.Tensor, num_workers: int, slack: float
 ) -> tuple[tf.Tensor, tf.Tensor, tf.Tensor]:
-    """Split entries evenly, of which tensors have `counts`, int64 `[tensors]`.
+    """Split entries, of which tensors have `counts`, int64 `[tensors]`, evenly.
 
-    Returns:
-        The number of each region's first entry, int64 `[N]`; the room for entries of
-        each tensor, int32 `[N, tensors]`; and the largest room of a region, int32.
+    Returns the number of each region's first entry, int64 `[N]`; the room for entries
+    of each tensor, int32 `[N, tensors]`; and the largest room of a region.
     """
     ends = tf.cumsum(counts)
     ranks = tf.range(num_workers + 1, dtype=tf.int64) * ends[-1] // num_workers

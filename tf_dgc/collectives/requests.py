@@ -46,15 +46,10 @@ __all__ = [
 
 
 class BufferLayout(NamedTuple):
-    """Content of a sparse buffer (`codecs.buffer`).
-
-    Attributes:
-        tensors: specs of all tensors.
-        counts: entries of each tensor in the buffer, ints or scalar int32 tensors.
-    """
+    """Content of a sparse buffer (`codecs.buffer`)."""
 
     tensors: Sequence[TensorSpec]
-    counts: Sequence[int | tf.Tensor]
+    counts: Sequence[int | tf.Tensor]  # ints, or scalar int32 tensors
 
 
 class DenseOrSparse(NamedTuple):
@@ -63,8 +58,7 @@ class DenseOrSparse(NamedTuple):
     The reply is a `DenseOrSparseReply`.
 
     Attributes:
-        dense: whether to sum `vector`, else to gather `words`: a bool, or a scalar bool
-            tensor if decided at run time.
+        dense: whether to sum `vector`, else to gather `words`.
         vector: values to sum, float `[n]`.
         words: words to gather, int32 `[w]`, uniform.
         entries: n, where the shapes of both are known only at run time. `words` is then
@@ -85,16 +79,10 @@ class DenseOrSparse(NamedTuple):
 
 
 class Remainder(NamedTuple):
-    """Sums that an algorithm dropped and that this worker adds to its residual.
+    """Sums that an algorithm dropped and that this worker adds to its residual."""
 
-    Attributes:
-        positions: positions in the concatenation of all compressed tensors, ascending,
-            int32 `[m]`.
-        values: sums at these positions, `[m]`.
-    """
-
-    positions: tf.Tensor
-    values: tf.Tensor
+    positions: tf.Tensor  # int32 `[m]`, ascending, in all compressed tensors
+    values: tf.Tensor  # `[m]`
 
 
 class DenseOrSparseReply(NamedTuple):
@@ -104,8 +92,7 @@ class DenseOrSparseReply(NamedTuple):
         total: sum of the vectors, `[n]`.
         buffers: gathered words, int32 `[num_workers, w]`, or merged words, `[1, w]`.
         delivered: whether each entry of this worker's words reached `buffers`, bool, by
-            tensor and position; None if all did. Only communicators with
-            `drops_entries` set it.
+            tensor and position; None if all did.
         remainder: dropped sums for this worker's residual; None without any.
     """
 

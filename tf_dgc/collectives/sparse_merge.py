@@ -16,24 +16,16 @@ from tf_dgc.conditions import add_counts
 def merge_buffers(
     mine: tf.Tensor, theirs: tf.Tensor, layout: BufferLayout
 ) -> tuple[tf.Tensor, tf.Tensor]:
-    """Add two buffers and keep as many entries of each tensor as each had.
+    """Add two buffers, int32 `[w]`, and keep as many entries per tensor as each had.
 
     Keeps the largest sums by magnitude, and among equal ones the first: the result does
-    not depend on the order of the arguments. Uncompressed tensors are summed whole.
+    not depend on the order of the arguments. Uncompressed tensors are summed whole. The
+    values must have the dtype in which they are accumulated. Also returns the position
+    in the result of each entry of `mine`, int32, -1 if it was dropped.
 
     An invalid buffer becomes the result, so that all workers that wait for the result
     reject it. If it is of another model it also gets a wrong checksum, since to other
     workers it may be valid: this worker's model may be the wrong one.
-
-    Args:
-        mine: words of this worker, int32 `[w]`.
-        theirs: words of another worker, int32 `[w]`.
-        layout: layout of both, with values in the dtype in which they are accumulated.
-
-    Returns:
-        The merged words, int32 `[w]`; and the position of each entry of `mine` in the
-        result, int32 `[num_sparse_entries(layout)]`, by tensor and position, -1 if it
-        was dropped.
     """
     library = native_library.load_library().library
     if library is None:
@@ -82,30 +74,16 @@ def merge_buffers_with_tensorflow(
 
 
 class FlatEntries(NamedTuple):
-    """Content of a sparse buffer.
+    """Content of a sparse buffer."""
 
-    Attributes:
-        positions: positions in a `FlatIndexSpace`, ascending, int64 `[K]`.
-        values: values at these positions, `[K]`.
-        uncompressed: values of each uncompressed tensor, `[n]`.
-        nonfinite: scalar int32, 1 if a gradient was not finite, else 0.
-    """
-
-    positions: tf.Tensor
-    values: tf.Tensor
-    uncompressed: Sequence[tf.Tensor]
-    nonfinite: tf.Tensor
+    positions: tf.Tensor  # in a `FlatIndexSpace`, ascending, int64 `[K]`
+    values: tf.Tensor  # `[K]`
+    uncompressed: Sequence[tf.Tensor]  # `[n]` of each such tensor
+    nonfinite: tf.Tensor  # scalar int32, 1 if a gradient was not finite, else 0
 
 
 class FlatIndexSpace:
-    """Positions in the concatenation of all compressed tensors of a layout.
-
-    Attributes:
-        sizes: number of entries of each compressed tensor.
-        counts: number of its entries in a buffer, int64 `[tensors]`.
-        bases: flat position of its first entry, int64 `[tensors]`.
-        dtype: dtype of all values, float64 if one of the tensors has it.
-    """
+    """Positions in the concatenation of all compressed tensors of a layout."""
 
     def __init__(self, layout: BufferLayout):
         self._layout = layout
@@ -114,6 +92,7 @@ class FlatIndexSpace:
         self.sizes = [t.size for t, _ in compressed]
         counts = [tf.cast(k, tf.int64) for _, k in compressed]
         self.counts = tf.stack(counts) if counts else tf.zeros([0], tf.int64)
+        # Flat position of each tensor's first entry.
         self.bases = tf.cumsum(tf.constant(self.sizes, tf.int64), exclusive=True)
         has_float64 = any(t.dtype == tf.float64 for t, _ in compressed)
         # Sums of two float32 in float64 round to the same float32.
@@ -173,12 +152,7 @@ def largest_entries(
 ) -> tf.Tensor:
     """Return the indices of the largest entries of each group, ascending.
 
-    Among equal magnitudes the first are taken.
-
-    Args:
-        groups: group of each entry, an integer `[m]`.
-        magnitudes: magnitude of each entry, `[m]`.
-        limits: number of entries to take from each group, int `[groups]`.
+    Among equal magnitudes the first are taken, at most `limits` of each group.
     """
     descending = tf.argsort(magnitudes, direction="DESCENDING", stable=True)
     sorted_groups = tf.gather(groups, descending)

@@ -116,14 +116,7 @@ def _collect(shards: Sequence[tf.Tensor], rank: Rank) -> _Shards:
 def _distribute(
     result: tf.Tensor | None, placeholder: tf.Tensor, servers: int, rank: Rank
 ) -> _Shards:
-    """Return the result of each server.
-
-    Args:
-        result: result of this server; None if it is no server.
-        placeholder: tensor of the shape of a result, which a receiver hands over.
-        servers: number of servers.
-        rank: rank of this worker.
-    """
+    """Return each server's result; receivers pass a placeholder of its shape."""
     worker = rank.worker
     results = {worker: result}
     for other in _partners(rank):

@@ -79,7 +79,6 @@ def _request_words(request: Request) -> tf.Tensor:
 
 
 def _nonfinite_flag(request: Any) -> tf.Tensor:
-    """Return the flag in a buffer's header, or in front of a summed vector."""
     if isinstance(request, AllGather):
         return request.words[buffer.FLAGS_WORD]
     if isinstance(request, AllReduce):

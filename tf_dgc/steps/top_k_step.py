@@ -204,7 +204,6 @@ def _compress(
 
 
 def _flag_dense(part: _SentPart, finite: tf.Tensor) -> _SentPart:
-    """Return a dense part with the flag of the whole step."""
     vector = buffer.encode_dense([part.vector[1:]], finite, part.vector.dtype)
     return part._replace(vector=vector)
 
@@ -406,7 +405,6 @@ def _record_sent(
     parts: Sequence[_SentPart],
     replies: Sequence[DenseOrSparseReply],
 ) -> None:
-    """Record which entries were sent in this step, if staleness is tracked."""
     last_sent = inputs.worker_state.last_sent
     if last_sent is None:
         return

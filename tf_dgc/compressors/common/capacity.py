@@ -47,11 +47,7 @@ def num_slots(size: int, share: float) -> int:
 
 
 def num_words(size: int, capacity: int, value_dtype: str) -> int:
-    """Return the words of a payload; see `sparse.num_words`.
-
-    Raises:
-        ValueError: if the positions of unused slots do not fit into int32.
-    """
+    """Return the words of a payload; `ValueError` if unused positions exceed int32."""
     _check_slots(size, capacity)
     return sparse.num_words(size + capacity, capacity, value_dtype)
 
@@ -67,17 +63,9 @@ def select(
 ) -> tf.Tensor:
     """Return the positions of all entries in the mask, or of the highest scores.
 
-    Among equal scores, takes those that come first in cyclic order from a random
-    offset, so that no position is favored.
-
-    Args:
-        scores: score of each entry, float `[n]`, above 0 where `mask` is set.
-        mask: entries to select from, bool `[n]`.
-        capacity: number of slots, 1 <= capacity <= n.
-        keys: seeds for this tensor in this step.
-
-    Returns:
-        int32 `[capacity]`, strictly ascending; n or more in unused slots.
+    Scores are above 0 in the mask. Among equal scores, takes those that come first in
+    cyclic order from a random offset, so that no position is favored. Returns int32
+    `[capacity]`, strictly ascending; n or more in unused slots.
     """
     size = scores.shape[0]
     offset = tie_offset(size, keys)
@@ -113,10 +101,7 @@ def exchange_signs(
 ) -> Aggregation:
     """Gather and sum all workers' entries as signs of one magnitude per worker.
 
-    Args:
-        values: gradient, float `[n]`.
-        positions: result of `select`, int32 `[capacity]`.
-        magnitude: magnitude of all entries, scalar, 0 or more; sent as float32.
+    Positions are a result of `select`; the magnitude, 0 or more, is sent as float32.
     """
     negative = tf.cast(values_at(values, positions) < 0, tf.int32)
     word = tf.bitcast(value_types.round_to(magnitude, tf.float32), tf.int32)

@@ -48,17 +48,10 @@ def top_k(
 def top_k_of(
     values: tf.Tensor, capacity: int, k: tf.Tensor, offset: tf.Tensor
 ) -> tuple[tf.Tensor, tf.Tensor]:
-    """Select as `top_k`, with static shapes, for XLA.
+    """Select as `top_k`, with static shapes, for XLA; the tensor k is <= `capacity`.
 
-    Args:
-        values: gradient, float `[n]`, finite.
-        capacity: upper bound of k.
-        k: number of entries, scalar int32, 1 <= k <= capacity.
-        offset: position from which ties are broken, scalar int32 in [0, n).
-
-    Returns:
-        Positions of the `capacity` entries of largest magnitude, int32, ascending; and
-        whether each is among the k largest, bool.
+    Returns the positions of the `capacity` largest entries, ascending, and whether each
+    is among the k largest.
     """
     rotated = tf.roll(tf.abs(values), -offset, axis=0)
     best = tf.math.top_k(rotated, capacity).indices

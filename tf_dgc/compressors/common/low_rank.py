@@ -7,25 +7,17 @@ import tensorflow as tf
 
 
 def as_matrix(shape: tuple[int, ...]) -> tuple[int, int]:
-    """Return the rows and columns of a tensor as a matrix.
-
-    Columns are the last axis, the output features of Keras kernels.
-    """
+    """Return rows and columns; columns are the last axis, outputs of Keras kernels."""
     if not shape:
         return 1, 1
     return math.prod(shape[:-1]), shape[-1]
 
 
 class Sided(NamedTuple):
-    """A matrix whose rows are its shorter side, without a copy.
-
-    Attributes:
-        values: tensor of the matrix, or of its transpose.
-        flipped: whether `values` is the transpose.
-    """
+    """A matrix whose rows are its shorter side, without a copy."""
 
     values: tf.Tensor
-    flipped: bool
+    flipped: bool  # whether `values` is the transpose
 
     @classmethod
     def of(cls, values: tf.Tensor) -> "Sided":
@@ -56,13 +48,10 @@ class Sided(NamedTuple):
 
 
 def leading_subspace(matrix: Sided, dimensions: int, seed: tf.Tensor) -> tf.Tensor:
-    """Return an orthonormal basis of a subspace that contains most of a matrix.
+    """Return an orthonormal basis, `[m, dimensions]`, of most of a matrix.
 
     Halko et al., SIAM Review 2011, algorithm 4.4 with one power iteration. The matrix
     must be scaled so that squares do not overflow.
-
-    Returns:
-        Float `[m, dimensions]`.
     """
     shape, dtype = [matrix.columns, dimensions], matrix.values.dtype
     start = tf.random.stateless_normal(shape, seed, dtype=dtype)

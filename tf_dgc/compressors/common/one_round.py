@@ -84,16 +84,10 @@ def sum_decoded(
     shape: Any,
     dtype: tf.DType,
 ) -> tf.Tensor:
-    """Return the sum of all workers' decoded payloads, in the order of workers.
+    """Return the sum of all workers' decoded payloads, int32 `[N, w]`, in their order.
 
     Every bit of it is the same on all workers. The loop is part of the graph, and
     traced once for any number of workers.
-
-    Args:
-        gathered: words of all workers, int32 `[N, w]`.
-        decode: function from int32 `[w]` to a tensor of `shape` and `dtype`.
-        shape: shape of the sum.
-        dtype: dtype of the sum.
     """
     return tf.foldl(
         lambda total, words: total + decode(words),
@@ -104,12 +98,7 @@ def sum_decoded(
 
 
 def send_whole(values: tf.Tensor, aggregation: str) -> Aggregation:
-    """Exchange a tensor exactly, with the collective that the other tensors use.
-
-    Args:
-        values: tensor to send, float32 or float64, of any shape.
-        aggregation: `Compressor.aggregation` of the method of the other tensors.
-    """
+    """Exchange a tensor exactly, with the collective that the other tensors use."""
     if aggregation == "sum":
         total = yield AllReduce(values)
         return Result(total, values)
@@ -148,10 +137,7 @@ def from_words(words: tf.Tensor, dtype: tf.DType, shape: Any) -> tf.Tensor:
 
 
 def only_if(condition: tf.Tensor, words: tf.Tensor) -> tf.Tensor:
-    """Return the words if the condition holds, else none of them.
-
-    Within XLA, which needs static shapes, always returns all words.
-    """
+    """Return the words if the condition holds, else none; within XLA always all."""
     if tracing.in_xla_context():
         return words
     return words[: tf.where(condition, tf.size(words), 0)]
@@ -201,11 +187,7 @@ class TwoRounds(Compressor):
     """
 
     def first_parameters(self, states: MethodStates) -> tf.Tensor | Sequence[tf.Tensor]:
-        """Return the parameters of the first round.
-
-        Returns:
-            Float32 `[tensors, m]`, or `[m]` for each tensor with its own m.
-        """
+        """Return the first round's parameters: `[tensors, m]`, or `[m]` per tensor."""
         return tf.zeros([len(states), 0])
 
     def second_parameters(
@@ -213,12 +195,8 @@ class TwoRounds(Compressor):
     ) -> tf.Tensor:
         """Return the parameters of the second round, float32 `[tensors, m]`.
 
-        Args:
-            gathered: words of all workers in the first round, int32
-                `[tensors, num_workers, w]`.
-            notes: numbers that the first round leaves for this worker alone, float32
-                `[tensors, m]`.
-            states: variables of each tensor's state, by name.
+        `gathered` is int32 `[tensors, num_workers, w]`; `notes` is what the first round
+        leaves for this worker alone, float32 `[tensors, m]`.
         """
         raise NotImplementedError(f"{self!r} must implement `second_parameters`.")
 

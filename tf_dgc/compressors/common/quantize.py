@@ -34,11 +34,7 @@ def norms(values: tf.Tensor) -> tf.Tensor:
 
 
 def stochastic_round(values: tf.Tensor, seed: tf.Tensor) -> tf.Tensor:
-    """Round down or up at random, so that the expected result is the value.
-
-    Returns:
-        Integers of the same shape and dtype.
-    """
+    """Round down or up at random, so that the expected result is the value."""
     down = tf.floor(values)
     chance = tf.random.stateless_uniform(values.shape, seed, dtype=values.dtype)
     return down + tf.cast(chance < values - down, values.dtype)
@@ -50,17 +46,10 @@ def num_words(count: int, width: int) -> int:
 
 
 def pack(codes: tf.Tensor, width: int) -> tf.Tensor:
-    """Pack codes into `width` bits each, plane by plane.
+    """Pack codes, int32 `[m]`, into `width` bits each, 1 to 31, plane by plane.
 
     All lowest bits come first, as one stream, then all second bits, and so on. So any
     width costs exactly that many bits, except for the padding of each plane.
-
-    Args:
-        codes: codes to pack, int32 `[m]`, each in [0, 2**width).
-        width: bits of a code, 1 to 31.
-
-    Returns:
-        int32 `[num_words(m, width)]`.
     """
     planes = [
         tf.bitwise.bitwise_and(tf.bitwise.right_shift(codes, bit), 1)
@@ -77,14 +66,7 @@ def unpack(words: tf.Tensor, width: int, count: int) -> tf.Tensor:
 
 
 def pack_trits(trits: tf.Tensor) -> tf.Tensor:
-    """Pack ternary digits, 5 per byte (3**5 is 243): 1.6 bits each.
-
-    Args:
-        trits: digits, int32 `[m]`, each 0, 1 or 2.
-
-    Returns:
-        int32 `[num_trit_words(m)]`.
-    """
+    """Pack ternary digits, int32 `[m]`, 5 per byte (3**5 is 243): 1.6 bits each."""
     padded = tf.pad(trits, [[0, -trits.shape[0] % _TRITS]])
     digits = tf.reshape(padded, [-1, 4, 5])
     in_bytes = tf.reduce_sum(digits * tf.constant([1, 3, 9, 27, 81]), axis=2)

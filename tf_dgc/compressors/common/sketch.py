@@ -4,13 +4,7 @@ import tensorflow as tf
 
 
 class Sketch:
-    """A random assignment of entries to cells and signs.
-
-    Args:
-        size: number of entries n.
-        cells: number of cells in a row.
-        seeds: seed of each row, int32 `[2]`.
-    """
+    """A random assignment of entries to cells and signs; seeds are int32 `[2]`."""
 
     def __init__(self, size: int, cells: int, seeds: list[tf.Tensor]):
         self._cells = cells

@@ -30,12 +30,7 @@ _NATIVE_TYPES = (
 
 
 def native_parameters(k: int, value_dtype: str | None) -> list[float]:
-    """Return the first parameters of every native method that sends entries.
-
-    Args:
-        k: number of positions in a payload.
-        value_dtype: type of the values on the wire; None for that of the residual.
-    """
+    """Return the first parameters of every native method that sends entries."""
     return [*NativeMethod.in_halves(k), _NATIVE_TYPES.index(value_dtype or "float32")]
 
 
@@ -57,15 +52,7 @@ def send_entries(
     value_dtype: str,
     max_magnitude: float = math.inf,
 ) -> Aggregation:
-    """Gather and sum all workers' entries at their positions.
-
-    Args:
-        values: gradient, float `[n]`.
-        positions: positions to send, int32 `[k]`, strictly ascending.
-        k: number of positions; an int, or a scalar int32 tensor.
-        value_dtype: type of the values on the wire.
-        max_magnitude: upper bound of the magnitudes to send, above 0.
-    """
+    """Gather and sum all workers' entries at ascending positions, int32 `[k]`."""
     size, dtype = values.shape[0], values.dtype
     selected = value_types.bound(tf.gather(values, positions), max_magnitude)
     coded = value_types.encode_values(selected, value_dtype)
@@ -82,12 +69,7 @@ def exchange_coded(
 ) -> Aggregation:
     """Gather and sum all workers' entries, whose values the method has coded.
 
-    Args:
-        positions: positions to send, int32 `[k]`, strictly ascending.
-        size: number of entries n.
-        k: number of positions; an int, or a scalar int32 tensor.
-        coded: values as words, int32 `[w]`.
-        decode: function that decodes `coded`.
+    Positions are int32 `[k]`, strictly ascending; `coded` is int32 `[w]`.
     """
     words = tf.concat([elias_fano.encode(positions, size, k), coded], axis=0)
     gathered = yield AllGather(words)
