@@ -79,7 +79,7 @@ HUGE = [TensorSpec("", (2**30,), tf.float32, False, "float32")] * 3
 def test_entries_of_a_large_model(sparsity, scheduled):
     given = sparsity
     if scheduled:
-        given = ScheduledSparsity(tf.constant(sparsity, tf.float64), least=0.0)
+        given = ScheduledSparsity(tf.constant(sparsity, tf.float64), minimum=0.0)
     entries = plan_step(HUGE, given, num_workers=1).entries
     assert int(entries) == 3 * 2**30 * (1 - sparsity)
 

@@ -17,6 +17,7 @@ def mixed_precision():
     keras.config.set_dtype_policy("float32")
 
 
+@pytest.mark.slow
 def test_the_monitor_logs_and_records_pushes(monkeypatch, tmp_path):
     x = np.ones((8, 40), "float32")
     path = tmp_path / "run.json"
