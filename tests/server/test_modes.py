@@ -54,19 +54,20 @@ def test_sync_equals_mirrored_workers(
 ):
     """In float64, step for step, with momentum correction and what is kept back."""
     gradients, weights = make_gradients(2, STEPS), initial_weights()
-    settings = {"corrections": tf_dgc.Corrections(momentum=True), **TOP_K}
+    corrections = tf_dgc.Corrections(momentum=True, scale_before_accumulation=False)
     mirrored = Trainer(
         strategies[2],
-        lambda: tf_dgc.CompressedOptimizer(
-            sgd(),
-            corrections=tf_dgc.Corrections(scale_before_accumulation=False),
-            **settings,
-        ),
+        lambda: tf_dgc.CompressedOptimizer(sgd(), corrections=corrections, **TOP_K),
         weights,
     )
     for step in gradients:  # Keras divides them by the number of workers
         mirrored.step([[g / 2 for g in worker] for worker in step])
-    settings |= {"staleness": staleness, "servers": servers}
+    settings = {
+        "corrections": tf_dgc.Corrections(momentum=True),
+        "staleness": staleness,
+        "servers": servers,
+        **TOP_K,
+    }
     served, found, each = train(monkeypatch, mode, sgd, gradients, weights, **settings)
     for worker in (found, *each):
         for mine, theirs in zip(worker, mirrored.weights(), strict=True):
