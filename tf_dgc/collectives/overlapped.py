@@ -9,6 +9,7 @@ import keras
 import tensorflow as tf
 
 from tf_dgc.arguments import show
+from tf_dgc.collectives import registry
 from tf_dgc.collectives.algorithm import (
     AlgorithmSteps,
     CollectiveAlgorithm,
@@ -44,10 +45,7 @@ class Overlapped(CollectiveAlgorithm):
         algorithm: CollectiveAlgorithm | str = "ring",
         backward_seconds: float | None = None,
     ):
-        # `get` is in the package that imports this module.
-        from tf_dgc import collectives
-
-        self.algorithm = collectives.get(algorithm)
+        self.algorithm = registry.get(algorithm)
         if isinstance(self.algorithm, Overlapped) or (
             self.algorithm.is_neighbor_exchange
         ):

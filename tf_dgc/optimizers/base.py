@@ -5,7 +5,7 @@ import itertools
 import warnings
 import zlib
 from collections.abc import Callable, Sequence, Set
-from typing import Any, NamedTuple
+from typing import Any, ClassVar, NamedTuple, Self
 
 import keras
 import numpy as np
@@ -19,12 +19,13 @@ from tf_dgc._internals import (
 )
 from tf_dgc._internals.optimizer_copies import NameReference
 from tf_dgc.arguments import show
-from tf_dgc.multiworker import consensus, keras_saving, worker_parts
+from tf_dgc.multiworker import consensus, keras_saving, tf_config, worker_parts
 from tf_dgc.multiworker.worker_variables import (
     SAME_CHECKPOINT,
     PerWorkerVariable,
     ReplicaCopies,
 )
+from tf_dgc.optimizers.config import EXCLUDED, Exclusions, parse_config
 from tf_dgc.optimizers.inner_hyperparameters import (
     InnerHyperparameters,
     Serialize,
@@ -61,12 +62,14 @@ class OptimizerWrapper(save_hooks.CheckpointHooks):
         inner_optimizer: optimizer that applies the update to gradients that are already
             summed over the workers; its own all-reduce is turned off.
         hyperparameters: hyperparameters that the wrapper applies instead.
+        exclusions: variables that are excluded from compression.
         name: name of the optimizer.
         strategy: strategy in whose scope it is created, prepared.
     """
 
     saved_by_all_workers = True  # each saves a part
     backup_subfolder = ""  # subfolder of a worker that backs up without the others
+    config_keys: ClassVar[tuple[str, ...]] = ()  # constructor arguments that are saved
     fixed: Set[str] = frozenset()  # constructor arguments that cannot change
     steps_locally = False  # whether the inner optimizer takes local steps
 
@@ -84,6 +87,7 @@ class OptimizerWrapper(save_hooks.CheckpointHooks):
         self,
         inner_optimizer: keras.optimizers.Optimizer,
         hyperparameters: InnerHyperparameters,
+        exclusions: Exclusions,
         name: str,
         strategy: tf.distribute.Strategy,
     ):
@@ -92,6 +96,7 @@ class OptimizerWrapper(save_hooks.CheckpointHooks):
         keras_optimizers.share_iterations(self, inner_optimizer)
         keras_optimizers.replace_all_reduce(inner_optimizer, list)
         self._hyperparameters = hyperparameters
+        self._exclusions = exclusions
         self._strategy = strategy
         self._trains_nothing = False
         self._is_loaded = True  # if not, Keras must not load the inner optimizer either
@@ -171,6 +176,33 @@ class OptimizerWrapper(save_hooks.CheckpointHooks):
     def exclude_from_weight_decay(self, *args: Any, **kwargs: Any) -> None:
         """See `keras.optimizers.Optimizer.exclude_from_weight_decay`."""
         self.inner_optimizer.exclude_from_weight_decay(*args, **kwargs)
+
+    def exclude_from_compression(
+        self,
+        var_list: Sequence[keras.Variable] | None = None,
+        var_names: Sequence[str] | None = None,
+    ) -> None:
+        """Send these variables uncompressed, like small ones.
+
+        `ServerOptimizer` also receives them uncompressed.
+
+        Like Keras's `exclude_from_weight_decay`. Call it on every worker, before the
+        optimizer is built. The config contains it.
+
+        Args:
+            var_list: variables of the model.
+            var_names: regular expressions, searched in the variables' paths.
+
+        Raises:
+            ValueError: if the optimizer is built, and for other arguments.
+        """
+        if self.built:
+            raise ValueError(
+                "`exclude_from_compression` must be called before the optimizer is "
+                "built, which `build`, `fit` and the first step do. "
+                f"Received: {self!r}, which is built"
+            )
+        self._exclusions.add(var_list, var_names)
 
     def finalize_variable_values(self, var_list: Any) -> None:
         """Let the inner optimizer set final values (moving averages)."""
@@ -386,7 +418,23 @@ class OptimizerWrapper(save_hooks.CheckpointHooks):
 
     def collect_config(self, serialize: Serialize) -> dict[str, Any]:
         """Return the constructor's arguments, each converted by `serialize`."""
-        raise NotImplementedError
+        return {
+            "name": self.name,
+            "inner": self.inner_config(serialize),
+            **{key: serialize(getattr(self, key)) for key in self.config_keys},
+            EXCLUDED: self._exclusions.get_config(),
+        }
+
+    @classmethod
+    def from_config(
+        cls, config: dict[str, Any], custom_objects: dict[str, Any] | None = None
+    ) -> Self:
+        """Create an optimizer from `get_config`'s dictionary."""
+        arguments, exclusions = parse_config(config, custom_objects)
+        with tf_config.loading_config():
+            optimizer = cls(**arguments)
+        optimizer._exclusions.update(exclusions)
+        return optimizer
 
     def inner_config(self, serialize: Serialize) -> dict[str, Any]:
         """Return the config of the optimizer that the user passed as `inner`."""

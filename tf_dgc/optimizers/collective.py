@@ -1,8 +1,7 @@
 """Base class of the optimizers whose workers exchange with collectives."""
 
-import dataclasses
 from collections.abc import Sequence
-from typing import Any, ClassVar
+from typing import Any
 
 import keras
 import tensorflow as tf
@@ -12,13 +11,10 @@ from tf_dgc._internals import keras_optimizers, tf_collectives, tracing
 from tf_dgc.codecs.tensor_spec import TensorSpec
 from tf_dgc.collectives import CollectiveAlgorithm
 from tf_dgc.collectives.communicator import Communicator
-from tf_dgc.multiworker import tf_config
 from tf_dgc.multiworker.strategy import creating_zero_variables
 from tf_dgc.multiworker.worker_variables import PerWorkerVariable
 from tf_dgc.optimizers import gradients, validation
 from tf_dgc.optimizers.base import OptimizerWrapper
-from tf_dgc.optimizers.config import EXCLUDED, parse_config
-from tf_dgc.optimizers.inner_hyperparameters import Serialize
 from tf_dgc.optimizers.state import (
     CompressionSettings,
     OptimizerState,
@@ -31,7 +27,7 @@ from tf_dgc.steps.base import MethodState
 class CollectiveOptimizer(OptimizerWrapper):
     """A wrapper whose `build` and `apply` every worker calls.
 
-    Subclasses list their constructor's arguments in `config_keys`, and define `step`.
+    Subclasses define `step`.
 
     Args:
         inner_optimizer: optimizer that applies the update.
@@ -48,7 +44,6 @@ class CollectiveOptimizer(OptimizerWrapper):
             variable, followed by those of all tensors together, if there are any.
     """
 
-    config_keys: ClassVar[tuple[str, ...]] = ()
     collective: CollectiveAlgorithm | str
 
     def __init__(
@@ -59,33 +54,19 @@ class CollectiveOptimizer(OptimizerWrapper):
         strategy: tf.distribute.Strategy,
         communicator: Communicator,
     ):
-        super().__init__(inner_optimizer, settings.hyperparameters, name, strategy)
+        super().__init__(
+            inner_optimizer,
+            settings.hyperparameters,
+            settings.exclusions,
+            name,
+            strategy,
+        )
         self._settings = settings
         self.communicator = communicator
         self._state: OptimizerState | None = None
         self.residual: list[PerWorkerVariable] = []
         self.compressor_state: list[MethodState] = []
         self._counters: keras.Variable | None = None
-
-    def exclude_from_compression(
-        self,
-        var_list: Sequence[keras.Variable] | None = None,
-        var_names: Sequence[str] | None = None,
-    ) -> None:
-        """Send these variables uncompressed, like small ones.
-
-        Like Keras's `exclude_from_weight_decay`. Call it on every worker, before the
-        optimizer is built. The config contains it.
-
-        Args:
-            var_list: variables of the model.
-            var_names: regular expressions, searched in the variables' paths.
-
-        Raises:
-            ValueError: if the optimizer is built, and for other arguments.
-        """
-        validation.check_not_built(self, "exclude_from_compression")
-        self.settings.exclusions.add(var_list, var_names)
 
     # --- before the first step ------------------------------------------------------
 
@@ -221,15 +202,6 @@ class CollectiveOptimizer(OptimizerWrapper):
 
     # --- config ---------------------------------------------------------------------
 
-    def collect_config(self, serialize: Serialize) -> dict[str, Any]:
-        """Return the constructor's arguments: see `OptimizerWrapper`."""
-        return {
-            "name": self.name,
-            "inner": self.inner_config(serialize),
-            **{key: serialize(getattr(self, key)) for key in self.config_keys},
-            EXCLUDED: self.settings.exclusions.get_config(),
-        }
-
     def consensus_config(self) -> dict[str, Any]:
         """Return the config that must be equal on all workers."""
         return self.describe_config()
@@ -237,19 +209,6 @@ class CollectiveOptimizer(OptimizerWrapper):
     def schedule_functions(self) -> dict[str, Any]:
         """Return settings, by name, that may be functions of the iteration."""
         return {"sparsity": getattr(self.settings.compressor, "sparsity", None)}
-
-    @classmethod
-    def from_config(
-        cls, config: dict[str, Any], custom_objects: dict[str, Any] | None = None
-    ) -> Any:
-        """Create an optimizer from `get_config`'s dictionary."""
-        arguments, exclusions = parse_config(config, custom_objects)
-        with tf_config.loading_config():
-            optimizer = cls(**arguments)
-        optimizer._settings = dataclasses.replace(
-            optimizer.settings, exclusions=exclusions
-        )
-        return optimizer
 
 
 # --- Context of a call ----------------------------------------------------------------

@@ -1,13 +1,29 @@
 """The config of an optimizer, which Keras saves and workers compare."""
 
+import dataclasses
 import re
 import warnings
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Any
+from typing import Any, Self
 
 import keras
 
 from tf_dgc.arguments import show
+
+
+@dataclasses.dataclass(frozen=True)
+class FrozenSettings:
+    """Base of small objects that group arguments of an optimizer, saved by Keras."""
+
+    def get_config(self) -> dict[str, Any]:
+        """Return the constructor's arguments."""
+        return dataclasses.asdict(self)
+
+    @classmethod
+    def from_config(cls, config: dict[str, Any]) -> Self:
+        """Create an object from `get_config`'s dictionary."""
+        return cls(**config)
+
 
 EXCLUDED = "excluded_from_compression"  # config key that is no constructor argument
 
@@ -55,6 +71,11 @@ class Exclusions:
         self.paths.update(v.path for v in variables)
         self.names.update(names)
 
+    def update(self, other: "Exclusions") -> None:
+        """Exclude what `other` excludes, too."""
+        self.paths |= other.paths
+        self.names |= other.names
+
     def __contains__(self, variable: keras.Variable) -> bool:
         path = variable.path
         return path in self.paths or any(re.search(name, path) for name in self.names)
@@ -78,7 +99,7 @@ class Exclusions:
             )
 
     def get_config(self) -> dict[str, Any]:
-        """Return the constructor's arguments."""
+        """Return the paths and names, sorted."""
         return {"paths": sorted(self.paths), "names": sorted(self.names)}
 
 

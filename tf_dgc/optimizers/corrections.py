@@ -1,17 +1,17 @@
 """`Corrections`: how an optimizer corrects the update for delayed entries."""
 
 import dataclasses
-from typing import Any
 
 import keras
 
 from tf_dgc import arguments
 from tf_dgc.arguments import show
+from tf_dgc.optimizers.config import FrozenSettings
 
 
 @keras.saving.register_keras_serializable(package="tf_dgc")
 @dataclasses.dataclass(frozen=True)
-class Corrections:
+class Corrections(FrozenSettings):
     """How the update is corrected for entries that are sent some steps late.
 
     With error feedback an entry of the gradient waits in the residual `v` until it is
@@ -62,15 +62,6 @@ class Corrections:
         for name in ("adam", "scale_before_accumulation"):
             value = arguments.check_bool(name, getattr(self, name))
             object.__setattr__(self, name, value)
-
-    def get_config(self) -> dict[str, Any]:
-        """Return the constructor's arguments."""
-        return dataclasses.asdict(self)
-
-    @classmethod
-    def from_config(cls, config: dict[str, Any]) -> "Corrections":
-        """Create an object from `get_config`'s dictionary."""
-        return cls(**config)
 
 
 def check_corrections(corrections: Corrections) -> None:

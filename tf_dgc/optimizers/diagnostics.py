@@ -1,17 +1,17 @@
 """`Diagnostics`: what an optimizer checks and measures during training."""
 
 import dataclasses
-from typing import Any
 
 import keras
 
 from tf_dgc import arguments
 from tf_dgc.arguments import show
+from tf_dgc.optimizers.config import FrozenSettings
 
 
 @keras.saving.register_keras_serializable(package="tf_dgc")
 @dataclasses.dataclass(frozen=True)
-class Diagnostics:
+class Diagnostics(FrozenSettings):
     """What an optimizer checks and measures during training.
 
     >>> diagnostics = tf_dgc.Diagnostics(track_staleness=True)
@@ -54,15 +54,6 @@ class Diagnostics:
         for name in ("track_staleness", "track_consensus_distance"):
             value = arguments.check_bool(name, getattr(self, name))
             object.__setattr__(self, name, value)
-
-    def get_config(self) -> dict[str, Any]:
-        """Return the constructor's arguments."""
-        return dataclasses.asdict(self)
-
-    @classmethod
-    def from_config(cls, config: dict[str, Any]) -> "Diagnostics":
-        """Create an object from `get_config`'s dictionary."""
-        return cls(**config)
 
 
 def check_diagnostics(

@@ -229,18 +229,6 @@ def check_own_copies(variables: Sequence[keras.Variable]) -> None:
             )
 
 
-# Context of a call
-
-
-def check_not_built(optimizer: keras.optimizers.Optimizer, method: str) -> None:
-    """Raise `ValueError` if a method is called after the optimizer is built."""
-    if optimizer.built:
-        raise ValueError(
-            f"`{method}` must be called before the optimizer is built, which `build`, "
-            f"`fit` and the first step do. Received: {optimizer!r}, which is built"
-        )
-
-
 # Saving a model whose workers have different weights
 
 

@@ -1,7 +1,7 @@
 """A Keras optimizer whose update is computed by a parameter server."""
 
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, ClassVar
 
 import keras
 import tensorflow as tf
@@ -9,35 +9,18 @@ import tensorflow as tf
 from tf_dgc import arguments, compressors, metrics
 from tf_dgc._internals import keras_optimizers
 from tf_dgc.compressors import Compressor, NoCompression
-from tf_dgc.multiworker import tf_config
 from tf_dgc.multiworker.worker_variables import PerWorkerVariable
 from tf_dgc.optimizers import gradients, state
 from tf_dgc.optimizers import validation as common
 from tf_dgc.optimizers.base import OptimizerWrapper
-from tf_dgc.optimizers.config import EXCLUDED, Exclusions, parse_config
+from tf_dgc.optimizers.config import Exclusions
 from tf_dgc.optimizers.corrections import Corrections, check_corrections
 from tf_dgc.optimizers.inner import extract_hyperparameters, get_inner_optimizer
-from tf_dgc.optimizers.inner_hyperparameters import Serialize
 from tf_dgc.server import embedding_tables, process, validation
 from tf_dgc.server.staleness_correction import StalenessCorrection
 from tf_dgc.server.worker import ServerWorker
 from tf_dgc.steps.base import WorkerState
 from tf_dgc.steps.state import create_worker_state
-
-_SETTINGS = (
-    "mode",
-    "staleness",
-    "compressor",
-    "quorum",
-    "staleness_correction",
-    "error_feedback",
-    "corrections",
-    "pull",
-    "pull_sparsity",
-    "rows",
-    "min_compress_size",
-    "seed",
-)
 
 
 @keras.saving.register_keras_serializable(package="tf_dgc")
@@ -120,7 +103,21 @@ class ServerOptimizer(OptimizerWrapper):
             this worker because its model or settings differ from the first worker's.
     """
 
-    fixed = frozenset(_SETTINGS)
+    config_keys: ClassVar[tuple[str, ...]] = (
+        "mode",
+        "staleness",
+        "compressor",
+        "quorum",
+        "staleness_correction",
+        "error_feedback",
+        "corrections",
+        "pull",
+        "pull_sparsity",
+        "rows",
+        "min_compress_size",
+        "seed",
+    )
+    fixed = frozenset(config_keys)
 
     def __init__(
         self,
@@ -165,7 +162,9 @@ class ServerOptimizer(OptimizerWrapper):
         task = process.find_worker_task()
         if task:
             validation.check_backup(mode, quorum, feedback, task.num_workers)
-        super().__init__(inner, hyperparameters, name, tf.distribute.get_strategy())
+        super().__init__(
+            inner, hyperparameters, Exclusions(), name, tf.distribute.get_strategy()
+        )
         self._task = task
         self.backup_subfolder = f"worker-{task.worker}" if task else ""
         self.mode = mode
@@ -182,29 +181,8 @@ class ServerOptimizer(OptimizerWrapper):
         self.seed = arguments.check_seed(seed)
         self.velocity: list[PerWorkerVariable] = []
         self.residual: list[PerWorkerVariable] = []
-        self._exclusions = Exclusions()
         self._counters: keras.Variable | None = None
         self._worker: ServerWorker | None = None
-
-    def exclude_from_compression(
-        self,
-        var_list: Sequence[keras.Variable] | None = None,
-        var_names: Sequence[str] | None = None,
-    ) -> None:
-        """Send these variables uncompressed, like small ones, in both directions.
-
-        Like Keras's `exclude_from_weight_decay`. Call it on every worker, before the
-        optimizer is built. The config contains it.
-
-        Args:
-            var_list: variables of the model.
-            var_names: regular expressions, searched in the variables' paths.
-
-        Raises:
-            ValueError: if the optimizer is built, and for other arguments.
-        """
-        common.check_not_built(self, "exclude_from_compression")
-        self._exclusions.add(var_list, var_names)
 
     def build(self, variables: Sequence[keras.Variable]) -> None:
         """Create this worker's state.
@@ -348,23 +326,3 @@ class ServerOptimizer(OptimizerWrapper):
     def bytes_per_pull(self) -> int:
         """Bytes of weights pulled in a step, of rows in the last step; 0 if unbuilt."""
         return self._worker.bytes_per_pull if self._worker else 0
-
-    def collect_config(self, serialize: Serialize) -> dict[str, Any]:
-        """Return the constructor's arguments, with the current learning rate."""
-        return {
-            "name": self.name,
-            "inner": self.inner_config(serialize),
-            **{name: serialize(getattr(self, name)) for name in _SETTINGS},
-            EXCLUDED: self._exclusions.get_config(),
-        }
-
-    @classmethod
-    def from_config(
-        cls, config: dict[str, Any], custom_objects: dict[str, Any] | None = None
-    ) -> "ServerOptimizer":
-        """Build an optimizer from `get_config`'s dictionary."""
-        arguments, exclusions = parse_config(config, custom_objects)
-        with tf_config.loading_config():
-            optimizer = cls(**arguments)
-        optimizer._exclusions = exclusions
-        return optimizer

@@ -1,17 +1,17 @@
 """`StalenessCorrection`: how a server corrects pushes computed with old weights."""
 
 import dataclasses
-from typing import Any
 
 import keras
 
 from tf_dgc import arguments
 from tf_dgc.arguments import show
+from tf_dgc.optimizers.config import FrozenSettings
 
 
 @keras.saving.register_keras_serializable(package="tf_dgc")
 @dataclasses.dataclass(frozen=True)
-class StalenessCorrection:
+class StalenessCorrection(FrozenSettings):
     """How a server corrects pushes that were computed with old weights.
 
     Args:
@@ -43,12 +43,3 @@ class StalenessCorrection:
             )
         strength = arguments.check_number("strength", self.strength, "(0, inf)")
         object.__setattr__(self, "strength", strength)
-
-    def get_config(self) -> dict[str, Any]:
-        """Return the constructor's arguments."""
-        return dataclasses.asdict(self)
-
-    @classmethod
-    def from_config(cls, config: dict[str, Any]) -> "StalenessCorrection":
-        """Create an object from `get_config`'s dictionary."""
-        return cls(**config)
