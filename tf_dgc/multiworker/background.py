@@ -73,8 +73,8 @@ class BackgroundReduction:
         """
         if tracing.in_xla_context():
             raise ValueError(
-                "What is done in the background is handed to a thread, and XLA cannot "
-                "compile that. Pass `jit_compile=False` to `Model.compile` and to "
+                "With a `delay` workers exchange in a background thread, which XLA "
+                "cannot compile. Pass `jit_compile=False` to `Model.compile` and to "
                 "`tf.function`, or use `delay=0`."
             )
         with tf.device("CPU:0"):
