@@ -1,8 +1,8 @@
-"""What the workers of test_server_workers.py do; started once per worker.
+"""Worker script of test_server_workers.py, started once per worker.
 
     python server_worker.py DIRECTORY MODE [STALENESS]
 
-Writes its findings to DIRECTORY/RANK.json.
+Writes its results to DIRECTORY/RANK.json.
 """
 
 import json
@@ -23,8 +23,8 @@ X = np.random.default_rng(RANK).normal(size=(96, 40)).astype("float32")
 Y = X.mean(axis=1, keepdims=True)
 
 
-class Watched(keras.callbacks.Callback):
-    """Records the clock."""
+class ClockRecorder(keras.callbacks.Callback):
+    """Records the server's clock after each execution of `fit`."""
 
     clocks = ()
 
@@ -33,7 +33,7 @@ class Watched(keras.callbacks.Callback):
 
 
 def main():
-    keras.utils.set_random_seed(RANK)  # so that first weights differ
+    keras.utils.set_random_seed(RANK)  # so that initial weights differ between workers
     layers = [keras.layers.Dense(64, activation="relu"), keras.layers.Dense(1)]
     model = keras.Sequential([keras.Input((40,)), *layers])
     model.compile(
@@ -47,8 +47,8 @@ def main():
         metrics=["mae"],
         steps_per_execution=2,
     )
-    watched = Watched()
-    rates = keras.callbacks.LearningRateScheduler(
+    recorder = ClockRecorder()
+    scheduler = keras.callbacks.LearningRateScheduler(
         lambda epoch, rate: rate / (1 + epoch)
     )
     start = time.time()
@@ -59,23 +59,23 @@ def main():
         epochs=3,
         validation_data=(X[:24], Y[:24]),
         verbose=0,
-        callbacks=[watched, rates],
+        callbacks=[recorder, scheduler],
     ).history
     optimizer = model.optimizer
     if RANK == 0:
-        time.sleep(1.0)  # so that the others are done
+        time.sleep(1.0)  # until the other workers have finished
     optimizer.pull_weights()
-    found = {
+    results = {
         "loss": history["loss"],
         "val_loss": history["val_loss"],
-        "clocks": watched.clocks,
+        "clocks": recorder.clocks,
         "clock": int(optimizer.iterations),
         "weights": [w.tolist() for w in model.get_weights()],
         "bytes": optimizer.stats.bytes_per_step,
         "ratio": optimizer.stats.ratio,
         "seconds": time.time() - start,
     }
-    pathlib.Path(DIRECTORY, f"{RANK}.json").write_text(json.dumps(found))
+    pathlib.Path(DIRECTORY, f"{RANK}.json").write_text(json.dumps(results))
 
 
 if __name__ == "__main__":

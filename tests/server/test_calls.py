@@ -1,4 +1,4 @@
-"""Remote calls: what a caller sends is words, whatever its shape."""
+"""Remote calls: payloads of any shape arrive as 32-bit words."""
 
 import gc
 import threading
@@ -13,18 +13,18 @@ from tf_dgc.multiworker.launch import launcher
 
 @pytest.mark.workers
 @pytest.mark.parametrize("shape", [(), (2, 3), (0,), (5,)])
-def test_any_shape_is_words(shape):
-    """As a stranger may send it: the signature holds in the server's process alone."""
+def test_payload_of_any_shape_arrives_as_words(shape):
+    """A foreign client does not know the server's signature."""
     (port,) = launcher.free_ports(1)
     server = rpc.Server(f"127.0.0.1:{port}", 1)
     client = tf.distribute.experimental.rpc.Client.create(
-        "grpc", f"127.0.0.1:{port}", name=f"stranger{len(shape)}{shape[-1:]}"
+        "grpc", f"127.0.0.1:{port}", name=f"client{len(shape)}{shape[-1:]}"
     )
-    sent = np.arange(np.prod(shape, dtype=int), dtype=np.float32).reshape(shape)
+    payload = np.arange(np.prod(shape, dtype=int), dtype=np.float32).reshape(shape)
     vector = tf.TensorSpec([None], tf.float32)
 
     def call():
-        client.call("slot0", [tf.constant(sent)], vector).get_value()
+        client.call("slot0", [tf.constant(payload)], vector).get_value()
 
     caller = threading.Thread(target=call, daemon=True)
     caller.start()
@@ -33,12 +33,12 @@ def test_any_shape_is_words(shape):
     caller.join(20)
     assert not caller.is_alive()
     assert slot == 0
-    np.testing.assert_array_equal(words, sent.ravel().view(np.int32))
+    np.testing.assert_array_equal(words, payload.ravel().view(np.int32))
 
 
 @pytest.mark.workers
-def test_a_call_that_nobody_answers_ends_with_the_server():
-    """And does not keep it: TensorFlow's waits for its calls when it is deleted."""
+def test_unanswered_call_ends_with_the_server():
+    """Nor does it keep the server alive, as it would with TensorFlow's own server."""
     (port,) = launcher.free_ports(1)
     server = rpc.Server(f"127.0.0.1:{port}", 1)
     client = rpc.Client(f"127.0.0.1:{port}", "unanswered", 60.0)

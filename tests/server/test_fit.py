@@ -1,4 +1,4 @@
-"""Stock `fit` with a server: mixed precision, and what callbacks save."""
+"""Stock `fit` with a server: mixed precision, callbacks and checkpoints."""
 
 import keras
 import numpy as np
@@ -30,36 +30,36 @@ def test_the_monitor_logs_and_records_pushes(monkeypatch, tmp_path):
         logs = model.fit(
             x, np.ones((8, 30)), 4, epochs=2, verbose=0, callbacks=[monitor]
         ).history
-        stats, pulled = optimizer.stats, optimizer.bytes_per_pull
+        stats, bytes_per_pull = optimizer.stats, optimizer.bytes_per_pull
         optimizer.leave()
     assert logs["total_bytes"][-1] == stats.bytes > 0
     assert logs["iterations"] == [2, 4]
-    assert logs["bytes_per_pull"][-1] == pulled
-    recorded = record.read_record(path)
-    assert [epoch.sent_bytes for epoch in recorded.epochs] == logs["total_bytes"]
-    assert recorded.methods[""]["collective"] == "server"
+    assert logs["bytes_per_pull"][-1] == bytes_per_pull
+    run_record = record.read_record(path)
+    assert [epoch.sent_bytes for epoch in run_record.epochs] == logs["total_bytes"]
+    assert run_record.methods[""]["collective"] == "server"
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("pull", [slow("whole"), "sparse"])
 def test_mixed_precision_and_checkpoints(monkeypatch, tmp_path, mixed_precision, pull):
-    """A gradient that overflows is no step of the model; what is saved is the model."""
+    """Overflowing gradients update nothing; checkpoints hold the model's weights."""
     rng = np.random.default_rng(0)
     x = rng.normal(size=(64, 40)).astype("float32")
     y = x.mean(axis=1, keepdims=True)
-    best, whole = tmp_path / "best.keras", tmp_path / "whole.weights.h5"
+    best_path, weights_path = tmp_path / "best.keras", tmp_path / "whole.weights.h5"
     layers = [keras.layers.Dense(64, activation="relu"), keras.layers.Dense(1)]
     model = keras.Sequential([keras.Input((40,)), *layers])
     callbacks = [
-        keras.callbacks.ModelCheckpoint(best, save_best_only=True),
-        keras.callbacks.ModelCheckpoint(whole, save_weights_only=True),
+        keras.callbacks.ModelCheckpoint(best_path, save_best_only=True),
+        keras.callbacks.ModelCheckpoint(weights_path, save_weights_only=True),
     ]
     with Served(1) as served:
         sgd = keras.optimizers.SGD(0.05, momentum=0.9)
         method = tf_dgc.compressors.TopK(0.9)
         settings = {"compressor": method, "pull": pull}
         optimizer = served.optimizer(monkeypatch, 0, sgd, **settings)
-        # The first steps overflow float16, and halve the scale.
+        # The first steps overflow float16 and halve the scale.
         scaled = keras.optimizers.LossScaleOptimizer(optimizer, initial_scale=2.0**22)
         model.compile(scaled, "mse")
         history = model.fit(
@@ -69,23 +69,27 @@ def test_mixed_precision_and_checkpoints(monkeypatch, tmp_path, mixed_precision,
         variables = {v.path: v.numpy() for v in served.model.variables}
     assert history["val_loss"][-1] < 0.5 * history["val_loss"][0]
     assert float(scaled.dynamic_scale) < 2.0**22
-    for mine in model.trainable_variables:
-        (theirs,) = (v for path, v in variables.items() if v.shape == mine.shape)
-        np.testing.assert_array_equal(mine.numpy(), theirs)
-    expected = model.predict(x, verbose=0)
-    model.load_weights(whole)
-    np.testing.assert_array_equal(model.predict(x, verbose=0), expected)
-    kept = keras.saving.load_model(best, compile=False)
-    loss = np.mean((kept.predict(x, verbose=0).astype("float64") - y) ** 2)
+    for actual in model.trainable_variables:
+        (expected,) = (v for path, v in variables.items() if v.shape == actual.shape)
+        np.testing.assert_array_equal(actual.numpy(), expected)
+    outputs = model.predict(x, verbose=0)
+    model.load_weights(weights_path)
+    np.testing.assert_array_equal(model.predict(x, verbose=0), outputs)
+    best_model = keras.saving.load_model(best_path, compile=False)
+    loss = np.mean((best_model.predict(x, verbose=0).astype("float64") - y) ** 2)
     assert loss == pytest.approx(min(history["val_loss"]), rel=0.02)
 
 
 @pytest.mark.slow
-def test_each_worker_goes_on_from_its_own_backup(monkeypatch, tmp_path):
-    """Though all are given one directory, as scripts that all run alike do."""
+def test_each_worker_resumes_from_its_own_backup(monkeypatch, tmp_path):
+    """All workers are given the same directory, as in scripts that all run alike."""
     x = np.ones((8, 4), "float32")
-    with Served(3) as served:  # the third keeps it from ending
-        for worker, epochs, trained in [(0, 2, [0, 1]), (1, 1, [0]), (0, 3, [2])]:
+    with Served(3) as served:  # the third never leaves, so that the server stays
+        for worker, epochs, trained_epochs in [
+            (0, 2, [0, 1]),
+            (1, 1, [0]),
+            (0, 3, [2]),
+        ]:
             sgd = keras.optimizers.SGD(0.05, momentum=0.9)
             optimizer = served.optimizer(monkeypatch, worker, sgd, "async")
             model = keras.Sequential([keras.Input((4,)), keras.layers.Dense(1)])
@@ -93,7 +97,9 @@ def test_each_worker_goes_on_from_its_own_backup(monkeypatch, tmp_path):
             backup = tf_dgc.callbacks.BackupAndRestore(
                 tmp_path / "backup", delete_checkpoint=epochs == 3
             )
-            given = {"epochs": epochs, "verbose": 0, "callbacks": [backup]}
-            assert model.fit(x, x[:, :1], **given).epoch == trained
+            history = model.fit(
+                x, x[:, :1], epochs=epochs, verbose=0, callbacks=[backup]
+            )
+            assert history.epoch == trained_epochs
             optimizer.leave()
     assert [path.name for path in (tmp_path / "backup").iterdir()] == ["worker-1"]

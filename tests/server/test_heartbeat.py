@@ -1,4 +1,4 @@
-"""Signs of life, and what is said at the end."""
+"""Heartbeats, and the reason that a worker reports when it leaves."""
 
 import sys
 import time
@@ -12,73 +12,79 @@ from tf_dgc.server.messages import REQUEST, Kind
 from tf_dgc.server.tasks import Task
 
 
-class Client:
-    """Takes what is said."""
+class RecordingClient:
+    """Records messages instead of sending them."""
 
     def __init__(self):
-        self.heard = []
+        self.calls = []
 
     def call(self, slot, words, seconds):
         assert slot == 3 + 1
         head, body = messages.remove_frame(REQUEST, words.numpy())
-        self.heard.append((Kind(head["kind"]), body))
+        self.calls.append((Kind(head["kind"]), body))
 
 
 @pytest.fixture
-def begun(monkeypatch):
+def client_and_heartbeat(monkeypatch):
     monkeypatch.setenv("TF_DGC_HEARTBEAT_TIMEOUT", "0.5")
-    client = Client()
+    client = RecordingClient()
     heartbeat = Heartbeat(client, Task(("127.0.0.1:1",), 3, 1), 5)
     heartbeat.start()
     yield client, heartbeat
     heartbeat.leave()
 
 
-def said_at_the_end(client):
-    heard = client.heard
-    return [messages.decode_text(body) for kind, body in heard if kind == Kind.LEAVE]
+def leave_reasons(client):
+    return [
+        messages.decode_text(body) for kind, body in client.calls if kind == Kind.LEAVE
+    ]
 
 
 @pytest.mark.parametrize("error", [None, ValueError("a reason")])
-def test_an_error_that_ends_the_process_is_said(begun, monkeypatch, error):
-    client, heartbeat = begun
+def test_error_that_ends_the_process_is_reported(
+    client_and_heartbeat, monkeypatch, error
+):
+    client, heartbeat = client_and_heartbeat
     monkeypatch.setattr(sys, "last_value", error, raising=False)
     heartbeat._exit()
     heartbeat.leave()
-    assert said_at_the_end(client) == ["ValueError: a reason" if error else ""]
+    assert leave_reasons(client) == ["ValueError: a reason" if error else ""]
 
 
-@pytest.mark.parametrize("by", ["leave", "before", "typed"])
-def test_an_error_that_was_shown_does_not_end_the_process(monkeypatch, by):
-    """As those of a notebook, whose last one stays."""
-    client, error = Client(), ValueError("a reason")
+@pytest.mark.parametrize("case", ["leave", "before", "typed"])
+def test_error_that_was_only_displayed_is_not_reported(monkeypatch, case):
+    """A notebook goes on, and keeps its last error in `sys.last_value`."""
+    client, error = RecordingClient(), ValueError("a reason")
     heartbeat = Heartbeat(client, Task(("127.0.0.1:1",), 3, 1), 5)
-    if by == "before":
+    if case == "before":
         monkeypatch.setattr(sys, "last_value", error, raising=False)
     heartbeat.start()
     monkeypatch.setattr(sys, "last_value", error, raising=False)
-    if by == "typed":
+    if case == "typed":
         monkeypatch.setattr(sys, "ps1", ">>> ", raising=False)
-    (heartbeat.leave if by == "leave" else heartbeat._exit)()
-    assert said_at_the_end(client) == [""]
+    if case == "leave":
+        heartbeat.leave()
+    else:
+        heartbeat._exit()
+    assert leave_reasons(client) == [""]
 
 
-def test_who_has_not_begun_has_nobody_to_leave():
-    client = Client()
+def test_leave_before_start_sends_nothing():
+    client = RecordingClient()
     heartbeat = Heartbeat(client, Task(("127.0.0.1:1",), 3, 1), 5)
     heartbeat.leave()
     heartbeat.stop()
-    assert not client.heard
+    assert not client.calls
 
 
-@pytest.mark.parametrize("works", [False, True])
-def test_a_beat_says_whether_the_process_computes_something(begun, works):
-    client, _ = begun
+@pytest.mark.parametrize("computes", [False, True])
+def test_heartbeat_reports_whether_the_process_computes(client_and_heartbeat, computes):
+    client, _ = client_and_heartbeat
     until = time.monotonic() + 0.5
     while time.monotonic() < until:
-        if works:
+        if computes:
             np.ones([100, 100]) @ np.ones([100, 100])
         else:
             time.sleep(0.05)
-    beats = [int(body[0]) for kind, body in client.heard if kind == Kind.HEARTBEAT]
-    assert (max if works else min)(beats) == works
+    beats = [int(body[0]) for kind, body in client.calls if kind == Kind.HEARTBEAT]
+    assert (max if computes else min)(beats) == computes

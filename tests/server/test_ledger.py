@@ -1,4 +1,4 @@
-"""Workers that are killed and come again, replies that are lost: each push once."""
+"""Killed and restarted workers and lost replies: each push is applied once."""
 
 import collections
 import random
@@ -20,9 +20,9 @@ MODES = {
 
 
 class Worker:
-    """A worker, whose processes are killed one after the other.
+    """A worker whose processes are killed one after the other.
 
-    A push is a number that no other has, by which the server's side knows it.
+    Each push is a unique number, by which the ledger recognizes it.
     """
 
     def __init__(self, index, ledger):
@@ -30,83 +30,91 @@ class Worker:
         self.begin()
 
     def begin(self):
-        """Start another process; nobody knows what became of the last one's push."""
+        """Start another process, which does not know what became of the last push."""
         self.process += 1
-        self.step = self.push = None
-        self.asks = self.deaf = False
+        self.step = None
+        self.push = None
+        self.waits = False
+        self.loses_reply = False
         fake = self.ledger.fake
         fake.join(self.index, self.process)
-        self.first = fake.numbers[self.index, self.process]  # that asks for weights
-        self.ledger.hear()
+        # The number of the request for weights.
+        self.first_number = fake.numbers[self.index, self.process]
+        self.ledger.deliver()
 
-    def act(self, loses):
-        """Push, or ask again, unless it waits; and once more, if a reply is lost."""
+    def act(self, loses_reply):
+        """Push, or poll while waiting; repeat the message if its reply gets lost."""
         kind, body, head = Kind.POLL, (), {}
         if self.step is not None:
             self.push, head = self.ledger.new_push(), {"step": self.step}
             kind, body = Kind.PUSH, np.array([0, *[self.push] * 6], np.float32)
             body = body.view(np.int32)
-        elif not self.asks:
+        elif not self.waits:
             return
-        self.step, self.asks = None, False
-        self.deaf = loses
+        self.step, self.waits = None, False
+        self.loses_reply = loses_reply
         self._send(kind, body, head)
-        if loses:  # its reply, or what sends the call away that nobody made any more
+        if loses_reply:  # of the first message
             self._send(kind, body, {**head, "repeat": True})
 
     def _send(self, kind, body, head):
         self.ledger.fake.send(self.index, kind, body, self.process, **head)
-        self.ledger.hear()
+        self.ledger.deliver()
 
-    def hear(self, head, body):
-        """Take a reply, or lose it."""
-        if head["number"] < self.first:
+    def receive(self, head, body):
+        """Receive a reply, or lose it."""
+        if head["number"] < self.first_number:
             return
-        if self.deaf:
-            self.deaf = False
+        if self.loses_reply:
+            self.loses_reply = False
             return
         if head["status"] == Status.WAIT:
-            self.asks = True
+            self.waits = True
             return
         assert head["status"] in (Status.DONE, Status.LATE), messages.decode_text(body)
         if self.push is not None:
-            self.ledger.told[self.push] = Status(head["status"])
+            self.ledger.statuses[self.push] = Status(head["status"])
         self.push, self.step = None, int(head["clock"])
 
 
 class Ledger:
-    """What was pushed, what the workers were told of it, and what was applied."""
+    """Records pushes, the statuses that workers got for them, and applied pushes."""
 
     def __init__(self, mode, settings, number):
         rule = keras.optimizers.SGD(1.0)
         self.fake = Fake(mode, number=number, rule=rule, **settings)
-        self.told, self.applied, self.pushed = {}, collections.Counter(), 0
-        self._heard, self.workers = 0, []
+        self.statuses = {}
+        self.applied = collections.Counter()
+        self.num_pushes = 0
+        self.workers = []
+        self._num_delivered = 0
         for i in range(number):
             self.workers.append(Worker(i, self))
         self.model = self.fake.service.model
-        self._apply, self.model.apply = self.model.apply, self.note
+        self._apply = self.model.apply
+        self.model.apply = self.apply
 
     def new_push(self):
-        self.pushed += 1
-        return self.pushed * (-1) ** self.pushed  # so that sums stay exact
+        self.num_pushes += 1
+        return self.num_pushes * (-1) ** self.num_pushes  # so that sums stay exact
 
-    def note(self, pushes):
+    def apply(self, pushes):
         self.applied.update(int(p.words.view(np.float32)[1]) for p in pushes)
         return self._apply(pushes)
 
-    def hear(self):
-        """Let the processes that live take the replies that have come."""
-        replies, self._heard = self.fake.sent[self._heard :], len(self.fake.sent)
+    def deliver(self):
+        """Deliver new replies to the processes that are still alive."""
+        replies = self.fake.sent[self._num_delivered :]
+        self._num_delivered = len(self.fake.sent)
         for slot, head, body in replies:
             if slot < len(self.workers):
                 worker = self.workers[slot]
                 if head["incarnation"] == 100 + worker.process:
-                    worker.hear(head, body)
+                    worker.receive(head, body)
 
     def wait(self, seconds, alive):
         self.fake.wait(seconds, [(w.index, w.process) for w in alive])
-        self.hear()
+        self.deliver()
 
 
 @pytest.mark.parametrize(
@@ -114,25 +122,25 @@ class Ledger:
 )
 @pytest.mark.parametrize("mode", MODES)
 def test_every_push_is_applied_once(mode, kills):
-    """Or not at all, if its worker was told so, or killed before it was told."""
-    draw = random.Random(kills)
+    """Or not at all, if its worker was told that it is late, or was killed."""
+    rng = random.Random(kills)
     ledger = Ledger(*MODES[mode], number=4)
     for _ in range(kills):
-        for _ in range(draw.randrange(20)):
-            draw.choice(ledger.workers).act(loses=draw.random() < 0.2)
-            if draw.random() < 0.1:
+        for _ in range(rng.randrange(20)):
+            rng.choice(ledger.workers).act(loses_reply=rng.random() < 0.2)
+            if rng.random() < 0.1:
                 ledger.wait(1, ledger.workers)
-        killed = draw.choice(ledger.workers)
-        if draw.random() < 0.1:  # its lease ends before another process comes
+        killed = rng.choice(ledger.workers)
+        if rng.random() < 0.1:  # its lease ends before another process comes
             ledger.wait(12, [w for w in ledger.workers if w is not killed])
         killed.begin()
     assert set(ledger.applied.values()) == {1}
-    for push, status in ledger.told.items():
+    for push, status in ledger.statuses.items():
         assert (push in ledger.applied) is (status == Status.DONE)
-    never_told = ledger.pushed - len(ledger.told)
-    assert never_told <= kills + 4
-    assert len(ledger.told) > 2 * kills
-    moved = ledger.model.variables[0].numpy().ravel() - WEIGHTS
-    np.testing.assert_array_equal(moved, [-sum(ledger.applied)] * 6)
+    num_unanswered = ledger.num_pushes - len(ledger.statuses)
+    assert num_unanswered <= kills + 4
+    assert len(ledger.statuses) > 2 * kills
+    change = ledger.model.variables[0].numpy().ravel() - WEIGHTS
+    np.testing.assert_array_equal(change, [-sum(ledger.applied)] * 6)
     if mode == "backup":
-        assert Status.LATE in ledger.told.values()
+        assert Status.LATE in ledger.statuses.values()

@@ -1,4 +1,4 @@
-"""Messages that are malformed end what their sender does, and nothing else."""
+"""Malformed messages end their sender's work, and nobody else's."""
 
 import copy
 import json
@@ -18,8 +18,8 @@ from tf_dgc.server.messages import MAX_WORDS, Kind, Status
 
 
 @pytest.fixture(autouse=True)
-def _nothing_large_is_made(monkeypatch):
-    """Of a size that cannot be, no variable may be asked for."""
+def _no_large_variables(monkeypatch):
+    """Fail where the server creates a variable of an impossible size."""
     stock = keras.Variable.__init__
 
     def init(self, *args, shape=None, **others):
@@ -29,31 +29,31 @@ def _nothing_large_is_made(monkeypatch):
     monkeypatch.setattr(keras.Variable, "__init__", init)
 
 
-def changed(fake, path, value):
-    handed = copy.deepcopy(fake.handed)
+def changed_spec(fake, path, value):
+    spec = copy.deepcopy(fake.handed)
     *keys, last = path
-    found = handed
+    node = spec
     for key in keys:
-        found = found[key]
-    found[last] = value
-    return handed
+        node = node[key]
+    node[last] = value
+    return spec
 
 
-def goes_on(fake):
-    """Assert that another process joins, trains, and is not told of others' errors."""
-    (begun,) = fake.join(1)
-    np.testing.assert_array_equal(weights(begun), WEIGHTS)
+def check_another_worker_trains(fake):
+    """Check that another process joins and trains, and gets no foreign errors."""
+    (reply,) = fake.join(1)
+    np.testing.assert_array_equal(weights(reply), WEIGHTS)
     np.testing.assert_array_equal(weights(*fake.push(1, 2.0)), WEIGHTS - 1)
 
 
 @pytest.mark.parametrize(
     "text", ["[" * 100_000, '{"run":' * 100_000, "1" * 5000, '{"run": 1e999}', "NaN"]
 )
-def test_text_that_is_none(text):
+def test_text_that_is_no_model_spec_is_refused(text):
     fake = Fake()
     (reply,) = fake.send(0, Kind.JOIN, messages.encode_text(text))
     assert "The server refuses worker 0 because of its model spec" in refusal(reply)
-    goes_on(fake)
+    check_another_worker_trains(fake)
 
 
 LAYER = {"module": "keras.layers", "class_name": "Dense", "config": {"units": 10**12}}
@@ -86,23 +86,23 @@ TEXT = {"class_name": "__numpy__", "config": {"value": "a", "dtype": "S100000000
         (["compressor", "registered_name"], ["tf_dgc>TopK"]),
     ],
 )
-def test_a_description_of_what_cannot_be(path, value):
-    """It is refused before anything is made of it; of a second one nothing is made."""
+def test_impossible_model_spec_is_refused(path, value):
+    """The server creates nothing from it, before or after another worker joins."""
     fake = Fake()
-    body = messages.encode_text(json.dumps(changed(fake, path, value)))
+    body = messages.encode_text(json.dumps(changed_spec(fake, path, value)))
     (reply,) = fake.send(0, Kind.JOIN, body)
     assert "The server refuses worker 0 because of its model spec" in refusal(reply)
-    goes_on(fake)
+    check_another_worker_trains(fake)
     fake.send(0, Kind.JOIN, body, process=1)
     np.testing.assert_array_equal(weights(*fake.push(1, 2.0)), WEIGHTS - 2)
 
 
-def test_a_model_that_this_machine_has_no_memory_for(monkeypatch):
+def test_model_larger_than_memory_is_refused(monkeypatch):
     fake = Fake()
     memory = psutil.virtual_memory()._replace(total=23)
     monkeypatch.setattr(validation.psutil, "virtual_memory", lambda: memory)
-    said = "its variables have 24 bytes, and the server's machine 23"
-    assert said in fake.join(0)
+    error = "its variables have 24 bytes, and the server's machine 23"
+    assert error in fake.join(0)
 
 
 @pytest.mark.parametrize(
@@ -114,18 +114,18 @@ def test_a_model_that_this_machine_has_no_memory_for(monkeypatch):
         (["settings", "pull"], "sparse"),
     ],
 )
-def test_a_description_that_the_model_cannot_be_made_of(path, value):
+def test_model_spec_that_cannot_be_built_is_refused(path, value):
     fake = Fake()
-    body = messages.encode_text(json.dumps(changed(fake, path, value)))
+    body = messages.encode_text(json.dumps(changed_spec(fake, path, value)))
     replies = fake.send(0, Kind.JOIN, body)
     replies += fake.send(0, Kind.INITIALIZE, WEIGHTS.view(np.int32))
     assert Status.REFUSED in [head["status"] for _, head, _ in replies]
-    goes_on(fake)
+    check_another_worker_trains(fake)
 
 
 @pytest.mark.parametrize("kind", [Kind.JOIN, Kind.INITIALIZE, Kind.PUSH, Kind.START])
-def test_a_request_of_more_parts_than_it_can_have(kind):
-    """They would be kept until all are there."""
+def test_request_of_too_many_parts_is_refused(kind):
+    """The server would hold all parts until the last one arrives."""
     fake = Fake()
     if kind == Kind.INITIALIZE:
         fake.send(0, Kind.JOIN, body_of(fake))
@@ -150,8 +150,9 @@ def test_a_request_of_more_parts_than_it_can_have(kind):
         ("full_pull", Kind.PULL, RecursionError("too deep")),
     ],
 )
-def test_what_nobody_thought_of(monkeypatch, method, kind, error):
-    """An error of any class, of a push or of a pull, is its sender's alone."""
+def test_unexpected_error_is_reported_only_to_its_sender(
+    monkeypatch, method, kind, error
+):
     fake = Fake()
     fake.join(0)
     fake.join(1)
@@ -161,21 +162,20 @@ def test_what_nobody_thought_of(monkeypatch, method, kind, error):
 
     with monkeypatch.context() as patch:
         patch.setattr(fake.service.model, method, fail)
-        pushed = kind == Kind.PUSH
-        (reply,) = fake.push(0, 0.0) if pushed else fake.send(0, kind)
+        is_push = kind == Kind.PUSH
+        (reply,) = fake.push(0, 0.0) if is_push else fake.send(0, kind)
     assert type(error).__name__ in refusal(reply)
     np.testing.assert_array_equal(weights(*fake.push(1, 2.0)), WEIGHTS - 1)
 
 
-def test_a_later_run_whose_checkpoint_is_damaged(tmp_path):
-    """It is refused; another one goes on."""
+def test_damaged_checkpoint_refuses_only_its_own_run(tmp_path):
     fake = Fake()
     fake.join(0)
     fake.loop.runs._checkpoint = ServerCheckpoint(tmp_path, 60.0, fake.lines.append)
     (tmp_path / "server-run-2.npz").write_text("damaged")
-    said = fake.join(1, handed={**fake.handed, "run": 1})
-    assert "cannot resume from" in said
-    assert "server-run-2.npz" in said
+    error = fake.join(1, handed={**fake.handed, "run": 1})
+    assert "cannot resume from" in error
+    assert "server-run-2.npz" in error
     np.testing.assert_array_equal(weights(*fake.push(0, 2.0)), WEIGHTS - 1)
 
 
@@ -191,9 +191,10 @@ def test_a_later_run_whose_checkpoint_is_damaged(tmp_path):
     ],
 )
 @pytest.mark.parametrize("compressor", [TopK(WarmupSparsity(4)), CountSketch(0.9)])
-def test_what_is_as_it_should_be(rule, compressor):
+def test_valid_model_spec_passes(rule, compressor):
     fake = Fake(rule=rule)
     variable = keras.Variable(np.zeros([2, 3]), dtype="float16", name="kernel")
-    given = rule, compressor, [variable], [False], [False]
-    handed = model_spec.create_model_spec(fake.handed["settings"], 2, *given)
-    validation.check_model_spec(json.loads(model_spec.model_spec_text(handed)))
+    spec = model_spec.create_model_spec(
+        fake.handed["settings"], 2, rule, compressor, [variable], [False], [False]
+    )
+    validation.check_model_spec(json.loads(model_spec.model_spec_text(spec)))

@@ -1,4 +1,4 @@
-"""Messages: the same words by NumPy and by TensorFlow, and none that is damaged."""
+"""Messages: NumPy and TensorFlow write the same words; damaged ones are rejected."""
 
 import numpy as np
 import pytest
@@ -12,22 +12,22 @@ from tf_dgc.server.messages import REPLY, REQUEST, InvalidMessageError, Kind, St
 BODY = np.array([5, -7, 2**31 - 1, -(2**31)], np.int32)
 
 
-def request(**changed):
+def request(**overrides):
     fields = {"kind": Kind.PUSH, "worker": 3, "incarnation": 2**61 + 5, "number": 77}
-    fields |= {"step": 12, "rate": 0.1, "part": 1, "parts": 2, **changed}
+    fields |= {"step": 12, "rate": 0.1, "part": 1, "parts": 2, **overrides}
     return messages.add_frame(
         REQUEST, BODY, secret=messages.secret_words("between us"), **fields
     )
 
 
-def reply(**changed):
+def reply(**overrides):
     fields = {"status": Status.DONE, "incarnation": 2**61 + 5, "number": 77}
     return messages.add_frame(
-        REPLY, BODY, **{**fields, "clock": 9, "parts": 1, **changed}
+        REPLY, BODY, **{**fields, "clock": 9, "parts": 1, **overrides}
     )
 
 
-def test_a_request_comes_back():
+def test_request_round_trip():
     head, body = messages.remove_frame(REQUEST, request())
     assert head["kind"] == Kind.PUSH
     assert (head["worker"], head["number"], head["step"]) == (3, 77, 12)
@@ -35,9 +35,9 @@ def test_a_request_comes_back():
     np.testing.assert_array_equal(body, BODY)
 
 
-def test_tensorflow_seals_the_same_words(monkeypatch):
+def test_tensorflow_frames_the_same_words(monkeypatch):
     monkeypatch.setenv(messages.SECRET_VARIABLE, "between us")
-    asked = RequestMessage(
+    message = RequestMessage(
         tf.constant(int(Kind.PUSH)),
         tf.constant(12, tf.int64),
         tf.constant(0.1, tf.float64),
@@ -45,14 +45,14 @@ def test_tensorflow_seals_the_same_words(monkeypatch):
         tf.constant(2),
     )
     number = tf.constant(77, tf.int64)
-    words = client.frame_request(asked, tf.constant(BODY), number, 3, 2**61 + 5)
+    words = client.frame_request(message, tf.constant(BODY), number, 3, 2**61 + 5)
     np.testing.assert_array_equal(words.numpy(), request())
 
 
 def test_tensorflow_reads_replies():
     number = tf.constant(77, tf.int64)
-    right, answer = client.parse_reply(tf.constant(reply()), number, 2**61 + 5)
-    assert right
+    is_valid, answer = client.parse_reply(tf.constant(reply()), number, 2**61 + 5)
+    assert is_valid
     assert (answer.status, answer.clock, answer.parts) == (Status.DONE, 9, 1)
     np.testing.assert_array_equal(answer.body, BODY)
 
@@ -69,39 +69,39 @@ def test_tensorflow_reads_replies():
     ],
     ids=["number", "process", "empty", "short", "cut", "damaged"],
 )
-def test_another_reply_is_not_taken(words):
+def test_foreign_or_damaged_reply_is_rejected(words):
     number = tf.constant(77, tf.int64)
-    right, _ = client.parse_reply(tf.constant(words, tf.int32), number, 2**61 + 5)
-    assert not right
+    is_valid, _ = client.parse_reply(tf.constant(words, tf.int32), number, 2**61 + 5)
+    assert not is_valid
 
 
-def test_what_a_refusal_says():
+def test_refusal_text():
     text = messages.encode_text('no: "why" é')
     fields = {"status": Status.REFUSED, "incarnation": 5, "number": 7, "parts": 1}
     words = tf.constant(messages.add_frame(REPLY, text, **fields))
-    right, answer = client.parse_reply(words, tf.constant(7, tf.int64), 5)
-    assert right
+    is_valid, answer = client.parse_reply(words, tf.constant(7, tf.int64), 5)
+    assert is_valid
     assert client.reply_text(answer.body).numpy() == rb'no: "why" \xe9'
-    for number, process in [(8, 5), (7, 6)]:  # another one's
-        right, _ = client.parse_reply(words, tf.constant(number, tf.int64), process)
-        assert not right
+    for number, process in [(8, 5), (7, 6)]:  # of another request or process
+        is_valid, _ = client.parse_reply(words, tf.constant(number, tf.int64), process)
+        assert not is_valid
 
 
-@pytest.mark.parametrize("place", range(len(request())))
-def test_a_word_that_changed_on_the_way_is_noticed(place):
+@pytest.mark.parametrize("position", range(len(request())))
+def test_changed_word_raises(position):
     words = request()
-    words[place] ^= 1 << (place % 32)
+    words[position] ^= 1 << (position % 32)
     with pytest.raises(InvalidMessageError):
         messages.remove_frame(REQUEST, words)
 
 
 @pytest.mark.parametrize("words", [request()[:10], request()[:-1], np.zeros(40, "<i4")])
-def test_what_is_no_message_is_refused(words):
+def test_malformed_message_raises(words):
     with pytest.raises(InvalidMessageError):
         messages.remove_frame(REQUEST, words)
 
 
-def test_the_head_of_what_is_none():
+def test_head_of_an_incomplete_message():
     assert messages.read_head(request())["number"] == 77
     assert messages.read_head(np.zeros([0], "<i4"))["number"] == 0
     assert messages.read_head(request()[:9])["incarnation"] == 2**61 + 5
@@ -116,9 +116,14 @@ def test_secrets(monkeypatch):
 
 
 def test_parts():
-    most = messages.MAX_WORDS
-    body = np.arange(2 * most + 3, dtype=np.int32)
-    assert [messages.num_parts(n) for n in (0, 1, most, most + 1)] == [1, 1, 1, 2]
+    max_words = messages.MAX_WORDS
+    body = np.arange(2 * max_words + 3, dtype=np.int32)
+    assert [messages.num_parts(n) for n in (0, 1, max_words, max_words + 1)] == [
+        1,
+        1,
+        1,
+        2,
+    ]
     parts = [messages.part_of(body, i) for i in range(messages.num_parts(len(body)))]
     np.testing.assert_array_equal(np.concatenate(parts), body)
-    assert 4 * (most + REQUEST.itemsize // 4) < 4 * 2**20
+    assert 4 * (max_words + REQUEST.itemsize // 4) < 4 * 2**20

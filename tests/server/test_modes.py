@@ -1,4 +1,4 @@
-"""Several workers by threads, against NumPy and the mirrored run."""
+"""Several workers as threads, against NumPy and a mirrored run."""
 
 import math
 
@@ -21,7 +21,7 @@ def sgd():
 
 
 def train(monkeypatch, mode, inner, gradients, weights, servers=1, **settings):
-    """Return the servers, their weights and each worker's, after given gradients."""
+    """Return the servers, their weights, and the weights of each worker."""
     number = len(gradients[0])
     with Served(number, servers=servers) as served:
         optimizers = [
@@ -52,7 +52,7 @@ def train(monkeypatch, mode, inner, gradients, weights, servers=1, **settings):
 def test_sync_equals_mirrored_workers(
     strategies, monkeypatch, mode, staleness, servers
 ):
-    """In float64, step for step, with momentum correction and what is kept back."""
+    """Bit-equal in float64 in each step, with momentum correction and residuals."""
     gradients, weights = make_gradients(2, STEPS), initial_weights()
     corrections = tf_dgc.Corrections(momentum=True, scale_before_accumulation=False)
     mirrored = Trainer(
@@ -68,15 +68,17 @@ def test_sync_equals_mirrored_workers(
         "servers": servers,
         **TOP_K,
     }
-    served, found, each = train(monkeypatch, mode, sgd, gradients, weights, **settings)
-    for worker in (found, *each):
-        for mine, theirs in zip(worker, mirrored.weights(), strict=True):
-            np.testing.assert_array_equal(mine, theirs)
+    served, server_weights, worker_weights = train(
+        monkeypatch, mode, sgd, gradients, weights, **settings
+    )
+    for worker in (server_weights, *worker_weights):
+        for actual, expected in zip(worker, mirrored.weights(), strict=True):
+            np.testing.assert_array_equal(actual, expected)
     assert [model.clock for model in served.models] == [STEPS] * servers
 
 
 def test_adam_on_the_server_is_adam(monkeypatch):
-    """Without compression, by one worker, and in parts of two kilobytes."""
+    """One worker without compression, in parts of two kilobytes."""
     for module in (client, messages):
         monkeypatch.setattr(module, "MAX_WORDS", 500)
     gradients, weights = make_gradients(1, STEPS, "float32"), initial_weights("float32")
@@ -85,25 +87,27 @@ def test_adam_on_the_server_is_adam(monkeypatch):
     def adam():
         return keras.optimizers.AdamW(rate, weight_decay=0.01)
 
-    alone = [keras.Variable(w) for w in weights]
+    variables = [keras.Variable(w) for w in weights]
     reference = adam()
-    reference.build(alone)
-    for ((*given,),) in gradients:
-        reference.apply(given, alone)
-    served, found, (worker,) = train(
+    reference.build(variables)
+    for step in gradients:
+        reference.apply(step[0], variables)
+    served, server_weights, (worker_weights,) = train(
         monkeypatch, "async", adam, gradients, weights, compressor="none"
     )
-    for mine, his, theirs in zip(found, worker, alone, strict=True):
-        np.testing.assert_array_equal(mine, his)
-        np.testing.assert_allclose(mine, theirs.numpy(), rtol=1e-5, atol=1e-7)
+    for actual, pulled, expected in zip(
+        server_weights, worker_weights, variables, strict=True
+    ):
+        np.testing.assert_array_equal(actual, pulled)
+        np.testing.assert_allclose(actual, expected.numpy(), rtol=1e-5, atol=1e-7)
     assert served.model.clock == STEPS
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("servers", [1, 2])
 @pytest.mark.parametrize("mode, staleness", [("async", None), ("ssp", 2)])
-def test_nothing_is_lost_whatever_the_order(monkeypatch, mode, staleness, servers):
-    """What has arrived and what is kept back add up to all gradients, in float64."""
+def test_no_gradient_is_lost_whatever_the_order(monkeypatch, mode, staleness, servers):
+    """Weight changes and residuals add up to all gradients, in float64."""
     gradients, weights = make_gradients(3, 6), initial_weights()
     with Served(3, servers=servers) as served:
         settings = {
@@ -127,18 +131,18 @@ def test_nothing_is_lost_whatever_the_order(monkeypatch, mode, staleness, server
             pulled = workers[0].weights()
         assert [model.clock for model in served.models] == [18] * servers
         for server in served.servers:
-            ahead = server.service.clock.max_lead
-            assert ahead <= (math.inf if staleness is None else staleness)
+            lead = server.service.clock.max_lead
+            assert lead <= (math.inf if staleness is None else staleness)
         for i, (before, after) in enumerate(
             zip(weights, served.weights(), strict=True)
         ):
             np.testing.assert_array_equal(pulled[i], after)
             total = sum(step[w][i] for step in gradients for w in range(3)) / 3
-            kept = sum(
+            residual = sum(
                 worker.optimizer.residual[i].numpy().reshape(before.shape)
                 for worker in workers
             )
-            np.testing.assert_allclose(before - after, total - kept, atol=1e-12)
+            np.testing.assert_allclose(before - after, total - residual, atol=1e-12)
 
 
 @pytest.mark.slow
@@ -147,10 +151,8 @@ def test_nothing_is_lost_whatever_the_order(monkeypatch, mode, staleness, server
     [(0.9, 1), (0.01, 1), pytest.param(0.9, 2, marks=pytest.mark.slow)],
     ids=["sparse", "dense", "two servers"],
 )
-def test_what_comes_too_late_goes_back_into_the_residual(
-    monkeypatch, sparsity, servers
-):
-    """And is sent later: also what is dense, and small tensors, which are whole."""
+def test_late_push_returns_to_the_residual(monkeypatch, sparsity, servers):
+    """It is sent later, including dense and uncompressed tensors."""
     (gradients,), weights = make_gradients(2, 1), initial_weights()
     method = tf_dgc.compressors.TopK(sparsity)
     settings = {"compressor": method, "min_compress_size": 100, "quorum": 1}
@@ -169,20 +171,22 @@ def test_what_comes_too_late_goes_back_into_the_residual(
             one.step(gradients[0])
             late.step(gradients[1])
             assert served.model.clock == 1
-            kept = [r.numpy() for r in late.optimizer.residual]
-            for mine, given in zip(kept, gradients[1], strict=True):
-                np.testing.assert_array_equal(mine, given.reshape(mine.shape) / 2)
+            residuals = [r.numpy() for r in late.optimizer.residual]
+            for residual, gradient in zip(residuals, gradients[1], strict=True):
+                np.testing.assert_array_equal(
+                    residual, gradient.reshape(residual.shape) / 2
+                )
             late.step([np.zeros_like(g) for g in gradients[1]])
             assert served.model.clock == 2
         for i, after in enumerate(served.weights()):
             total = (gradients[0][i] + gradients[1][i]) / 2
-            left = sum(w.optimizer.residual[i].numpy() for w in workers)
-            moved = weights[i] - after
-            np.testing.assert_allclose(moved, total - left.reshape(moved.shape))
-            assert weights[i].ndim > 1 or not left.any()
+            residual = sum(w.optimizer.residual[i].numpy() for w in workers)
+            change = weights[i] - after
+            np.testing.assert_allclose(change, total - residual.reshape(change.shape))
+            assert weights[i].ndim > 1 or not residual.any()
 
 
-def test_a_worker_whose_model_differs_is_refused(monkeypatch):
+def test_worker_with_another_model_raises(monkeypatch):
     with Served(2) as served:
         one, other = (
             Trained(served.optimizer(monkeypatch, i, sgd(), "async"), weights)
@@ -196,7 +200,7 @@ def test_a_worker_whose_model_differs_is_refused(monkeypatch):
         assert served.model.clock == 1
 
 
-def test_a_server_with_another_secret(monkeypatch):
+def test_another_secret_raises(monkeypatch):
     with Served(1) as served:
         worker = Trained(
             served.optimizer(monkeypatch, 0, sgd(), "async"), [np.zeros([4, 3])]

@@ -1,4 +1,4 @@
-"""Sparse pulls against NumPy: what differs most, exactly, and the rest later."""
+"""Sparse pulls against NumPy: the largest differences at once, the rest later."""
 
 import functools
 
@@ -21,152 +21,166 @@ from tf_dgc.server.pulls import WorkerCopies
 SHAPES = [(20, 30), (7,), (5, 8)]
 
 
-def make(dtype, counts=(10, 7, 40)):
+def make_layout_and_variables(dtype, counts=(10, 7, 40)):
     rng = np.random.default_rng(0)
     wide = tf.float64 if dtype == "float64" else tf.float32
-    layout = [TensorSpec(f"t{i}", s, wide, i == 1) for i, s in enumerate(SHAPES)]
+    specs = [TensorSpec(f"t{i}", s, wide, i == 1) for i, s in enumerate(SHAPES)]
 
     def variables(scale):
         return [keras.Variable(scale * rng.normal(size=s), dtype=dtype) for s in SHAPES]
 
-    return pulls.PullLayout(layout, counts), variables(1.0), variables(0.0)
+    return pulls.PullLayout(specs, counts), variables(1.0), variables(0.0)
 
 
-def numbers(variables):
+def to_numpy(variables):
     return [np.asarray(tf.cast(v.value, tf.float64)) for v in variables]
 
 
 @pytest.mark.parametrize("dtype", rows(["float32", "float64", "bfloat16"], ["float32"]))
-def test_the_largest_differences_are_pulled_exactly_and_the_rest_is_kept(dtype):
-    form, of_server, of_worker = make(dtype)
-    copies = WorkerCopies(of_server, form)
+def test_largest_differences_are_pulled_exactly_and_the_rest_later(dtype):
+    layout, server_variables, worker_variables = make_layout_and_variables(dtype)
+    copies = WorkerCopies(server_variables, layout)
     copies.reset(3)
-    pulls.assign_words(of_worker, pulls.collect_words(of_server))
-    for mine, theirs in zip(numbers(of_worker), numbers(of_server), strict=True):
-        np.testing.assert_array_equal(mine, theirs)
+    pulls.assign_words(worker_variables, pulls.collect_words(server_variables))
+    for actual, expected in zip(
+        to_numpy(worker_variables), to_numpy(server_variables), strict=True
+    ):
+        np.testing.assert_array_equal(actual, expected)
     for step in range(3):
         rng = np.random.default_rng(step)
-        for v in of_server:
+        for v in server_variables:
             v.assign(v.value + tf.cast(rng.normal(size=v.shape), dtype))
         copies.record(None)
-        before, wanted = numbers(of_worker), numbers(of_server)
+        before, target = to_numpy(worker_variables), to_numpy(server_variables)
         words = copies.pull(3)
-        assert words.shape == [form.num_words]
-        pulls.assign_sparse(form, of_worker, words)
-        for k, old, new, found in zip(
-            form.counts, before, wanted, numbers(of_worker), strict=True
+        assert words.shape == [layout.num_words]
+        pulls.assign_sparse(layout, worker_variables, words)
+        for k, old, new, pulled in zip(
+            layout.counts, before, target, to_numpy(worker_variables), strict=True
         ):
-            gap = np.abs(new - old).ravel()
-            moved = (found != old).ravel()
-            np.testing.assert_array_equal(found.ravel()[moved], new.ravel()[moved])
-            assert moved.sum() <= k
-            if k < gap.size:
-                assert gap[~moved].max() <= np.sort(gap)[-k] + 1e-12
+            difference = np.abs(new - old).ravel()
+            is_pulled = (pulled != old).ravel()
+            np.testing.assert_array_equal(
+                pulled.ravel()[is_pulled], new.ravel()[is_pulled]
+            )
+            assert is_pulled.sum() <= k
+            if k < difference.size:
+                assert difference[~is_pulled].max() <= np.sort(difference)[-k] + 1e-12
             else:
-                np.testing.assert_array_equal(found, new)
-    for _ in range(600 // 10):  # nothing moves any more, and all arrives
-        pulls.assign_sparse(form, of_worker, copies.pull(3))
-    for mine, theirs in zip(numbers(of_worker), numbers(of_server), strict=True):
-        np.testing.assert_array_equal(mine, theirs)
+                np.testing.assert_array_equal(pulled, new)
+    for _ in range(600 // 10):  # the server's weights stay, and all differences arrive
+        pulls.assign_sparse(layout, worker_variables, copies.pull(3))
+    for actual, expected in zip(
+        to_numpy(worker_variables), to_numpy(server_variables), strict=True
+    ):
+        np.testing.assert_array_equal(actual, expected)
 
 
 @pytest.mark.parametrize("native", [False, True])
-def test_a_pull_is_taken_alike_with_and_without_native_operations(monkeypatch, native):
-    form, of_server, of_worker = make("float32")
-    copies = WorkerCopies(of_server, form)
+def test_pull_is_the_same_with_and_without_native_operations(monkeypatch, native):
+    layout, server_variables, worker_variables = make_layout_and_variables("float32")
+    copies = WorkerCopies(server_variables, layout)
     copies.reset(0)
-    touch(of_server, 0, 0.5)
+    change_entries(server_variables, 0, 0.5)
     copies.record(None)
-    words, before = copies.pull(0), numbers(of_worker)
+    words, before = copies.pull(0), to_numpy(worker_variables)
     if not native:
-        monkeypatch.setattr(pulls, "_use_native", lambda form, variables: False)
-    elif not pulls._use_native(form, of_worker):
+        monkeypatch.setattr(pulls, "_use_native", lambda layout, variables: False)
+    elif not pulls._use_native(layout, worker_variables):
         pytest.skip("the native operations are not built")
     damaged = words.numpy() ^ (np.arange(len(words)) == 9).astype(np.int32)
     with pytest.raises(tf.errors.InvalidArgumentError):
-        pulls.assign_sparse(form, of_worker, tf.constant(damaged))
-    np.testing.assert_array_equal(numbers(of_worker)[0], before[0])
-    pulls.assign_sparse(form, of_worker, words)
-    every = zip(
-        form.counts, before, numbers(of_worker), numbers(of_server), strict=True
-    )
-    for k, old, new, wanted in every:
-        moved = new != old
-        assert moved.sum() == k
-        np.testing.assert_array_equal(new[moved], wanted[moved])
+        pulls.assign_sparse(layout, worker_variables, tf.constant(damaged))
+    np.testing.assert_array_equal(to_numpy(worker_variables)[0], before[0])
+    pulls.assign_sparse(layout, worker_variables, words)
+    after, target = to_numpy(worker_variables), to_numpy(server_variables)
+    for k, old, new, expected in zip(layout.counts, before, after, target, strict=True):
+        is_pulled = new != old
+        assert is_pulled.sum() == k
+        np.testing.assert_array_equal(new[is_pulled], expected[is_pulled])
 
 
-def touch(variables, step, share):
-    """Change a share of the entries; return which, some of them twice."""
-    rng, touched = np.random.default_rng(step), []
+def change_entries(variables, step, share):
+    """Change a share of the entries; return their indices, half of them twice."""
+    rng = np.random.default_rng(step)
+    changed_entries = []
     for v in variables:
-        values = numbers([v])[0].ravel().copy()
-        where = rng.permutation(values.size)[: int(share * values.size)]
-        values[where] += rng.normal(size=where.size)
+        values = to_numpy([v])[0].ravel().copy()
+        indices = rng.permutation(values.size)[: int(share * values.size)]
+        values[indices] += rng.normal(size=indices.size)
         v.assign(tf.cast(values.reshape(v.shape), v.dtype))
-        touched.append(np.concatenate([where, where[::2]]).astype(np.int32))
-    return touched
+        changed_entries.append(np.concatenate([indices, indices[::2]]).astype(np.int32))
+    return changed_entries
 
 
-def test_what_is_known_is_counted_once():
-    known = pulls.ChangedEntries([1600, 0])
-    for _ in range(100):  # the same 40 of 100 that a list may have
-        known.add([np.arange(40, dtype=np.int32), np.zeros(0, np.int32)])
-    np.testing.assert_array_equal(known.take()[0], np.arange(40))
-    known.add([np.arange(101, dtype=np.int32), np.zeros(0, np.int32)])
-    assert known.take() is None
-    known.clear()
-    assert len(known.take()[0]) == 0
+def test_changed_entries_are_counted_once():
+    changes = pulls.ChangedEntries([1600, 0])
+    for _ in range(100):  # the same 40 entries; a list holds up to 100
+        changes.add([np.arange(40, dtype=np.int32), np.zeros(0, np.int32)])
+    np.testing.assert_array_equal(changes.take()[0], np.arange(40))
+    changes.add([np.arange(101, dtype=np.int32), np.zeros(0, np.int32)])
+    assert changes.take() is None
+    changes.clear()
+    assert len(changes.take()[0]) == 0
 
 
-@pytest.mark.parametrize("missing, is_left", [(10, False), (11, True)])
-def test_a_comparison_that_finds_no_more_is_the_last(missing, is_left):
-    form, of_server, _ = make("float32")
-    copies = WorkerCopies(of_server, form)
+@pytest.mark.parametrize("missing, compares_again", [(10, False), (11, True)])
+def test_full_comparison_ends_when_all_differences_are_pulled(missing, compares_again):
+    layout, server_variables, _ = make_layout_and_variables("float32")
+    copies = WorkerCopies(server_variables, layout)
     copies.reset(0)
     copies.record(None)
-    values = numbers(of_server)[0].copy()
+    values = to_numpy(server_variables)[0].copy()
     values.ravel()[:missing] += 1.0
-    of_server[0].assign(values)
+    server_variables[0].assign(values)
     copies.pull(0)
-    assert (copies._changed[0].take() is None) == is_left
+    assert (copies._changed[0].take() is None) == compares_again
 
 
 @functools.cache
-def told_and_not():
-    """Return what is traced once, of all examples."""
-    form, of_server, _ = make("float32")
-    workers = [[keras.Variable(v.numpy()) for v in of_server] for _ in range(2)]
-    return form, of_server, workers, *(WorkerCopies(of_server, form) for _ in range(2))
+def tracking_and_comparing_copies():
+    """Return a layout, variables and copies, which are traced once for all examples."""
+    layout, server_variables, _ = make_layout_and_variables("float32")
+    workers = [[keras.Variable(v.numpy()) for v in server_variables] for _ in range(2)]
+    return (
+        layout,
+        server_variables,
+        workers,
+        *(WorkerCopies(server_variables, layout) for _ in range(2)),
+    )
 
 
 @settings(max_examples=20)
 @given(st.lists(st.sampled_from([0.0, 0.005, 0.03, 0.5]), max_size=8), st.booleans())
-def test_what_is_known_to_have_changed_is_pulled_as_if_all_was_compared(shares, blind):
-    """Of shares that a list is kept of, or not; and after a change that is unknown."""
-    form, of_server, workers, told, untold = told_and_not()
-    told.reset(0)
-    untold.reset(0)
+def test_tracked_changes_are_pulled_like_compared_ones(shares, forgets):
+    """With short and long lists of changed entries, and after an unknown change."""
+    layout, server_variables, workers, tracking, comparing = (
+        tracking_and_comparing_copies()
+    )
+    tracking.reset(0)
+    comparing.reset(0)
     for worker in workers:
-        pulls.assign_words(worker, pulls.collect_words(of_server))
+        pulls.assign_words(worker, pulls.collect_words(server_variables))
     for step, share in enumerate(shares):
-        touched = touch(of_server, step, share)
-        told.record(None if blind and step == 2 else touched)
-        untold.record(None)
-        for copies, worker in zip((told, untold), workers, strict=True):
-            pulls.assign_sparse(form, worker, copies.pull(0))
-        for mine, theirs in zip(*map(numbers, workers), strict=True):
-            np.testing.assert_array_equal(mine, theirs)
+        changed_entries = change_entries(server_variables, step, share)
+        tracking.record(None if forgets and step == 2 else changed_entries)
+        comparing.record(None)
+        for copies, worker in zip((tracking, comparing), workers, strict=True):
+            pulls.assign_sparse(layout, worker, copies.pull(0))
+        for actual, expected in zip(*map(to_numpy, workers), strict=True):
+            np.testing.assert_array_equal(actual, expected)
     for _ in range(600 // 10):
-        pulls.assign_sparse(form, workers[0], told.pull(0))
-    for mine, theirs in zip(numbers(workers[0]), numbers(of_server), strict=True):
-        np.testing.assert_array_equal(mine, theirs)
-    assert told._changed[0].take() is not None  # nothing is compared any more
+        pulls.assign_sparse(layout, workers[0], tracking.pull(0))
+    for actual, expected in zip(
+        to_numpy(workers[0]), to_numpy(server_variables), strict=True
+    ):
+        np.testing.assert_array_equal(actual, expected)
+    assert tracking._changed[0].take() is not None  # no full comparison any more
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    "inner, corrects, is_known",
+    "inner, corrects, is_tracked",
     [
         (keras.optimizers.SGD(0.1, momentum=0.9), None, True),
         (keras.optimizers.SGD(0.1, momentum=0.9), False, False),
@@ -175,30 +189,34 @@ def test_what_is_known_to_have_changed_is_pulled_as_if_all_was_compared(shares, 
     ],
     ids=["corrected", "momentum", "decay", "adam"],
 )
-def test_where_a_rule_changes_all_nothing_is_known(
-    monkeypatch, inner, corrects, is_known
+def test_changes_are_tracked_only_if_the_rule_changes_few_entries(
+    monkeypatch, inner, corrects, is_tracked
 ):
-    noted, note = [], WorkerCopies.record
-    monkeypatch.setattr(
-        WorkerCopies, "record", lambda self, t: (noted.append(t), note(self, t))
-    )
+    records = []
+    stock_record = WorkerCopies.record
+
+    def record(copies, changed_entries):
+        records.append(changed_entries)
+        stock_record(copies, changed_entries)
+
+    monkeypatch.setattr(WorkerCopies, "record", record)
     [gradients], weights = make_gradients(1, 1, "float32"), initial_weights("float32")
     with Served(1) as served:
         method = tf_dgc.compressors.TopK(0.95)
-        about = {"compressor": method, "pull": "sparse", "min_compress_size": 100}
-        about["corrections"] = tf_dgc.Corrections(momentum=corrects)
-        optimizer = served.optimizer(monkeypatch, 0, inner, **about)
+        options = {"compressor": method, "pull": "sparse", "min_compress_size": 100}
+        options["corrections"] = tf_dgc.Corrections(momentum=corrects)
+        optimizer = served.optimizer(monkeypatch, 0, inner, **options)
         worker = Trained(optimizer, weights)
         with leaving(worker):
             worker.step(gradients[0])
-    [touched] = noted
-    assert (touched is not None) == is_known
-    if is_known:
+    [changed_entries] = records
+    assert (changed_entries is not None) == is_tracked
+    if is_tracked:
         counts = [0 if w.size < 100 else round(0.05 * w.size) for w in weights]
-        assert [len(t) for t in touched] == counts
+        assert [len(t) for t in changed_entries] == counts
 
 
-def test_how_much_is_pulled():
+def test_number_of_pulled_entries():
     tensors = [TensorSpec("a", (100, 100), tf.float32, False)]
     tensors += [TensorSpec("b", (7,), tf.float32, True)]
     assert pulls.pull_layout(tensors, TopK(0.99), 3, None).counts == [300, 7]
@@ -206,9 +224,9 @@ def test_how_much_is_pulled():
     assert pulls.pull_layout(tensors, QSGD(), 3, 0.9).counts == [1000, 7]
 
 
-def test_who_is_gone_is_forgotten():
-    form, of_server, _ = make("float32")
-    copies = WorkerCopies(of_server, form)
+def test_pull_of_a_forgotten_worker_raises():
+    layout, server_variables, _ = make_layout_and_variables("float32")
+    copies = WorkerCopies(server_variables, layout)
     copies.reset(0)
     copies.forget(0)
     copies.forget(1)
@@ -217,10 +235,10 @@ def test_who_is_gone_is_forgotten():
 
 
 @pytest.mark.slow
-def test_with_plain_sgd_sparse_pulls_are_whole_ones(monkeypatch):
-    """All that N pushes of 5 % change goes in a pull of N times as many entries."""
+def test_sparse_pulls_with_plain_sgd_equal_full_pulls(monkeypatch):
+    """One sparse pull holds all entries that N pushes of 5 % change."""
     gradients, weights = make_gradients(2, 4, "float32"), initial_weights("float32")
-    found = []
+    results = []
     for pull in ("whole", "sparse"):
         with Served(2) as served:
             sgd = keras.optimizers.SGD(0.1, momentum=0.9)
@@ -237,18 +255,18 @@ def test_with_plain_sgd_sparse_pulls_are_whole_ones(monkeypatch):
 
             with leaving(*workers):
                 run_together(lambda: run(0), lambda: run(1))
-            found += [w.weights() for w in workers] + [served.weights()]
+            results += [w.weights() for w in workers] + [served.weights()]
             sizes = workers[0].optimizer.bytes_per_pull
-    whole = found[0]
-    for other in found[1:]:
-        for mine, theirs in zip(other, whole, strict=True):
-            np.testing.assert_array_equal(mine, theirs)
+    reference = results[0]
+    for result in results[1:]:
+        for actual, expected in zip(result, reference, strict=True):
+            np.testing.assert_array_equal(actual, expected)
     assert sizes < sum(w.nbytes for w in weights) / 3
 
 
 @pytest.mark.parametrize("pull", ["whole", "sparse"])
 def test_excluded_variables_are_sent_whole(monkeypatch, pull):
-    """In both directions: after a step they are those of dense training."""
+    """In both directions: after a step they equal those of dense training."""
     [gradients], weights = make_gradients(1, 1, "float32"), initial_weights("float32")
     with Served(1) as served:
         method = tf_dgc.compressors.TopK(0.95)

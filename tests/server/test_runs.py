@@ -1,4 +1,4 @@
-"""Runs: a process trains with one `ServerOptimizer` after the other."""
+"""Runs: a process trains with one `ServerOptimizer` after another."""
 
 import keras
 import numpy as np
@@ -12,22 +12,24 @@ from tf_dgc.server.messages import Kind
 from tf_dgc.server.process import TrainingRuns
 
 
-def of_run(fake, run, **changed):
-    return {**fake.handed, "run": run, **changed}
+def spec_of_run(fake, run, **overrides):
+    return {**fake.handed, "run": run, **overrides}
 
 
-def trained(served, monkeypatch, worker, shapes, seed=1):
+def make_worker(served, monkeypatch, worker, shapes, seed=1):
     optimizer = served.optimizer(monkeypatch, worker, keras.optimizers.SGD(0.5))
     return Trained(optimizer, some_weights(shapes, "float32", seed))
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("servers", [pytest.param(1, marks=pytest.mark.slow), 2])
-def test_a_second_model_begins_where_the_first_one_ends(monkeypatch, servers):
-    """Of other shapes, and with weights of its own, on all workers."""
+def test_second_model_trains_after_the_first(monkeypatch, servers):
+    """With other shapes and initial weights, on all workers."""
     with Served(2, servers=servers) as served:
-        firsts = [trained(served, monkeypatch, i, [(4,), (3,)]) for i in range(2)]
-        seconds = [trained(served, monkeypatch, i, [(5,), (2,)], 2) for i in range(2)]
+        firsts = [make_worker(served, monkeypatch, i, [(4,), (3,)]) for i in range(2)]
+        seconds = [
+            make_worker(served, monkeypatch, i, [(5,), (2,)], 2) for i in range(2)
+        ]
 
         def train(i):
             for _ in range(2):
@@ -37,24 +39,24 @@ def test_a_second_model_begins_where_the_first_one_ends(monkeypatch, servers):
 
         with leaving(*seconds):
             run_together(lambda: train(0), lambda: train(1))
-        given = some_weights([(5,), (2,)], "float32", 2)
+        initial_weights = some_weights([(5,), (2,)], "float32", 2)
         for worker in seconds:
             assert int(worker.optimizer.iterations) == 3
-            for mine, first in zip(worker.weights(), given, strict=True):
-                np.testing.assert_allclose(mine, first - 1.5, rtol=1e-5)
+            for actual, initial in zip(worker.weights(), initial_weights, strict=True):
+                np.testing.assert_allclose(actual, initial - 1.5, rtol=1e-5)
         for server in served.servers:
-            server.join()  # it ends, as all have left
-        said = "\n".join(served.lines)
-        assert said.count("has left, to begin another run (2 pushes") == 2 * servers
-        assert said.count("run 2: worker 0 has left (3 pushes applied)") == servers
-        assert said.count("run 2: 3 updates") == servers
-        assert "refused" not in said
+            server.join()  # it ends, because all workers have left
+        log = "\n".join(served.lines)
+        assert log.count("has left, to begin another run (2 pushes") == 2 * servers
+        assert log.count("run 2: worker 0 has left (3 pushes applied)") == servers
+        assert log.count("run 2: 3 updates") == servers
+        assert "refused" not in log
 
 
-def test_whose_run_is_over_is_told_so(monkeypatch):
+def test_optimizer_of_an_ended_run_raises(monkeypatch):
     gradients = [np.ones(4, "f")]
     with Served(1) as served:
-        first, second = (trained(served, monkeypatch, 0, [(4,)]) for _ in range(2))
+        first, second = (make_worker(served, monkeypatch, 0, [(4,)]) for _ in range(2))
         first.step(gradients)
         second.step(gradients)
         with pytest.raises(
@@ -70,32 +72,32 @@ def test_whose_run_is_over_is_told_so(monkeypatch):
             second.optimizer.join()
 
 
-def test_two_optimizers_of_one_step(monkeypatch):
-    """As of a GAN: an error while it is traced."""
+def test_two_optimizers_in_one_step_raise(monkeypatch):
+    """For example those of a GAN."""
     with Served(1) as served:
-        both = [trained(served, monkeypatch, 0, [(4,)]) for _ in range(2)]
+        workers = [make_worker(served, monkeypatch, 0, [(4,)]) for _ in range(2)]
 
         def apply():
-            for one in both:
-                one.optimizer.apply([tf.ones(4)], one.variables)
+            for worker in workers:
+                worker.optimizer.apply([tf.ones(4)], worker.variables)
 
         step = tf.function(apply, autograph=False)
         with pytest.raises(RuntimeError, match="such as a GAN, use `DGCOptimizer`"):
             step()
 
 
-def test_others_go_on_in_the_run_that_one_has_left():
-    """And come to the next one when they have done their part."""
+def test_others_continue_in_a_run_that_one_worker_left():
+    """They join the next one when they have finished their part."""
     fake = Fake("sync")
     fake.join(0)
     fake.join(1)
     fake.push(0, 2.0)
     before = len(fake.sent)
-    assert fake.join(1, 1, of_run(fake, 1)) == []
-    (told,) = (reply for reply in fake.sent[before:] if reply[0] == 0)
-    np.testing.assert_array_equal(weights(told), WEIGHTS - 1)
+    assert fake.join(1, 1, spec_of_run(fake, 1)) == []
+    (reply,) = (reply for reply in fake.sent[before:] if reply[0] == 0)
+    np.testing.assert_array_equal(weights(reply), WEIGHTS - 1)
     assert "no longer takes part" in refusal(fake.push(1, 2.0)[-1])
-    for reply in fake.join(0, 2, of_run(fake, 1)):
+    for reply in fake.join(0, 2, spec_of_run(fake, 1)):
         np.testing.assert_array_equal(weights(reply), WEIGHTS)
     assert list(fake.loop.runs) == [fake.loop.runs.service(1)]
     fake.send(0, Kind.LEAVE, process=2, number=1)
@@ -104,13 +106,13 @@ def test_others_go_on_in_the_run_that_one_has_left():
     assert fake.loop.runs.is_over(fake.time)
 
 
-def test_a_process_that_is_started_again_comes_to_the_first_run():
-    """Where it trains anew, as its script says; nobody else is in it any more."""
+def test_restarted_process_joins_the_first_run():
+    """It trains from the start, because nobody else is left in that run."""
     fake = Fake()
     for worker in range(2):
         fake.join(worker)
         fake.push(worker, 2.0)
-        fake.join(worker, 1, of_run(fake, 1))
+        fake.join(worker, 1, spec_of_run(fake, 1))
     np.testing.assert_array_equal(weights(*fake.join(0, process=2)), WEIGHTS)
     assert "run 2: worker 0 is replaced by another process (0 pushes appl" in "".join(
         fake.lines
@@ -119,41 +121,43 @@ def test_a_process_that_is_started_again_comes_to_the_first_run():
 
 
 @pytest.mark.parametrize("run", [1, 7, -1, 0.5, "", None])
-def test_who_is_refused_in_another_run_stays_where_it_was(run):
+def test_worker_refused_in_another_run_stays_in_its_own(run):
     fake = Fake(number=1)
     fake.join(0)
-    said = fake.join(0, 1, of_run(fake, run, version="0"))
-    assert "The server refuses worker 0" in said
+    error = fake.join(0, 1, spec_of_run(fake, run, version="0"))
+    assert "The server refuses worker 0" in error
     assert list(fake.loop.runs) == [fake.service]
     np.testing.assert_array_equal(weights(*fake.push(0, 2.0)), WEIGHTS - 1)
 
 
-def test_each_run_has_a_checkpoint_of_its_own(tmp_path):
-    """Which is removed when it is done, and from which a server goes on."""
+def test_each_run_has_its_own_checkpoint(tmp_path):
+    """It is removed when the run is done, and a restarted server resumes from it."""
     first, second = tmp_path / "server.npz", tmp_path / "server-run-2.npz"
     time = 0.0
 
-    def begin():
+    def start_server():
         fake = Fake(number=1)
-        kept = ServerCheckpoint(tmp_path, 10.0, fake.lines.append, now=lambda: time)
-        fake.loop.runs = TrainingRuns(1, (0, 1), LIMITS, fake.lines.append, kept)
+        checkpoint = ServerCheckpoint(
+            tmp_path, 10.0, fake.lines.append, now=lambda: time
+        )
+        fake.loop.runs = TrainingRuns(1, (0, 1), LIMITS, fake.lines.append, checkpoint)
         return fake
 
-    one, other = begin(), begin()
-    one.join(0)
-    one.push(0, 2.0)
+    fake, restarted = start_server(), start_server()
+    fake.join(0)
+    fake.push(0, 2.0)
     time = 10.0
-    one.push(0, 2.0)
+    fake.push(0, 2.0)
     assert first.exists()
-    one.join(0, 1, of_run(one, 1))
+    fake.join(0, 1, spec_of_run(fake, 1))
     assert not first.exists()
-    one.push(0, 2.0, process=1)
+    fake.push(0, 2.0, process=1)
     time = 20.0
-    one.push(0, 2.0, process=1)
+    fake.push(0, 2.0, process=1)
     assert [path.name for path in tmp_path.iterdir()] == [second.name]
-    np.testing.assert_array_equal(weights(*other.join(0)), WEIGHTS)
-    (told,) = other.join(0, 1, of_run(other, 1))
-    np.testing.assert_array_equal(weights(told), WEIGHTS - 2)
-    assert "run 2: resumes from" in "".join(other.lines)
-    other.send(0, Kind.LEAVE, process=1, number=1)
+    np.testing.assert_array_equal(weights(*restarted.join(0)), WEIGHTS)
+    (reply,) = restarted.join(0, 1, spec_of_run(restarted, 1))
+    np.testing.assert_array_equal(weights(reply), WEIGHTS - 2)
+    assert "run 2: resumes from" in "".join(restarted.lines)
+    restarted.send(0, Kind.LEAVE, process=1, number=1)
     assert not second.exists()

@@ -1,4 +1,4 @@
-"""`ServerOptimizer` by itself: what it refuses, its config, and what a file has."""
+"""`ServerOptimizer` by itself: errors, config and saved files."""
 
 import json
 import os
@@ -18,14 +18,14 @@ from tf_dgc.server import model_spec, process, tasks
 CLUSTER = {"ps": ["127.0.0.1:1"], "worker": ["127.0.0.1:2", "127.0.0.1:3"]}
 
 
-def be(monkeypatch, job="worker", index=1, cluster=CLUSTER):
+def set_task(monkeypatch, job="worker", index=1, cluster=CLUSTER):
     task = {"type": job, "index": index}
     monkeypatch.setenv("TF_CONFIG", json.dumps({"cluster": cluster, "task": task}))
 
 
 @pytest.fixture(autouse=True)
 def _worker(monkeypatch):
-    be(monkeypatch)
+    set_task(monkeypatch)
 
 
 BY_RATE = tf_dgc.StalenessCorrection("rate")
@@ -39,9 +39,9 @@ def sgd(**settings):
 def test_tasks(monkeypatch):
     assert tasks.find_task() == tasks.Task(("127.0.0.1:1",), 2, 1)
     assert tasks.find_task().is_loopback
-    be(monkeypatch, "ps", 0)
+    set_task(monkeypatch, "ps", 0)
     assert tasks.find_task().worker is None
-    be(monkeypatch, cluster={**CLUSTER, "chief": ["a:1"], "ps": ["b:1"]})
+    set_task(monkeypatch, cluster={**CLUSTER, "chief": ["a:1"], "ps": ["b:1"]})
     assert tasks.find_task() == tasks.Task(("b:1",), 3, 2)
     assert not tasks.find_task().is_loopback
 
@@ -53,13 +53,13 @@ def test_tasks(monkeypatch):
         ({**CLUSTER, "other": ["a:1", "b:1"]}, "other", "task other 1"),
     ],
 )
-def test_clusters_without_one_server(monkeypatch, cluster, job, text):
-    be(monkeypatch, job, cluster=cluster)
+def test_cluster_without_a_server_raises(monkeypatch, cluster, job, text):
+    set_task(monkeypatch, job, cluster=cluster)
     with pytest.raises(ValueError, match=text):
         tf_dgc.ServerOptimizer(sgd())
 
 
-def test_no_cluster(monkeypatch):
+def test_missing_cluster_raises(monkeypatch):
     monkeypatch.delenv("TF_CONFIG")
     with pytest.raises(ValueError, match="tf-dgc run --servers 1 --workers N"):
         tf_dgc.ServerOptimizer(sgd())
@@ -109,12 +109,12 @@ def test_no_cluster(monkeypatch):
         ({"inner": keras.optimizers.SGD(lambda: 0.1)}, "cannot run a function"),
     ],
 )
-def test_settings_that_do_not_go(settings, text):
+def test_invalid_settings_raise(settings, text):
     with pytest.raises(ValueError, match=text):
         tf_dgc.ServerOptimizer(**{"inner": sgd(), **settings})
 
 
-def test_corrections_that_do_not_go():
+def test_invalid_corrections_raise():
     with pytest.raises(ValueError, match='must be "rate" or "delay"'):
         tf_dgc.StalenessCorrection("all")
     with pytest.raises(ValueError, match='is for `rule="delay"`'):
@@ -123,12 +123,12 @@ def test_corrections_that_do_not_go():
         tf_dgc.StalenessCorrection("delay", 0)
 
 
-def test_not_within_a_strategy(strategies):
+def test_optimizer_in_a_strategy_raises(strategies):
     with strategies[2].scope(), pytest.raises(ValueError, match="without a strategy"):
         tf_dgc.ServerOptimizer(sgd())
 
 
-def test_a_model_within_a_strategy_is_refused(strategies):
+def test_model_in_a_strategy_raises(strategies):
     with strategies[2].scope():
         variable = keras.Variable(np.zeros([2, 2]), name="kernel")
     message = "Move the call that creates the model out of.*Received: variable kernel"
@@ -136,14 +136,14 @@ def test_a_model_within_a_strategy_is_refused(strategies):
         tf_dgc.ServerOptimizer(sgd()).build([variable])
 
 
-def test_variables_that_a_server_cannot_train():
+def test_variable_with_a_constraint_raises():
     bounded = keras.Variable(np.zeros([2, 2]))
     bounded.constraint = keras.constraints.NonNeg()
     with pytest.raises(ValueError, match="constraint"):
         tf_dgc.ServerOptimizer(sgd()).build([bounded])
 
 
-def test_every_variable_needs_a_gradient():
+def test_missing_gradient_raises():
     optimizer = tf_dgc.ServerOptimizer(sgd())
     variables = [keras.Variable(np.zeros([2, 2]), name=f"v{i}") for i in range(2)]
     optimizer.build(variables)
@@ -154,7 +154,7 @@ def test_every_variable_needs_a_gradient():
         optimizer.apply([tf.ones([2, 2]), None], variables)
 
 
-def test_xla_is_refused():
+def test_xla_raises():
     optimizer = tf_dgc.ServerOptimizer(sgd())
     variable = keras.Variable(np.zeros([2, 2]))
     optimizer.build([variable])
@@ -163,7 +163,7 @@ def test_xla_is_refused():
         step(tf.ones([2, 2]))
 
 
-def test_no_server_there(monkeypatch):
+def test_unreachable_server_raises(monkeypatch):
     monkeypatch.setenv("TF_DGC_START_TIMEOUT", "0.1")
     monkeypatch.setenv("TF_DGC_TIMEOUT", "0.2")
     optimizer = tf_dgc.ServerOptimizer(sgd())
@@ -172,7 +172,7 @@ def test_no_server_there(monkeypatch):
         optimizer.join()
 
 
-def test_not_built():
+def test_methods_of_an_unbuilt_optimizer():
     optimizer = tf_dgc.ServerOptimizer(sgd())
     for method in (optimizer.join, optimizer.pull_weights):
         with pytest.raises(ValueError, match="needs a built optimizer"):
@@ -194,21 +194,26 @@ def test_config_round_trip():
     assert "mode='ssp'" in repr(again)
 
 
-def test_what_the_server_is_given():
+def test_model_spec():
     rule = keras.optimizers.AdamW(0.1, weight_decay=0.1)
     biases = [keras.Variable(np.zeros([2]), name="bias")]
     kernels = [keras.Variable(np.zeros([2, 2]), name="kernel")]
     rule.exclude_from_weight_decay(var_list=biases)
-    given = {"mode": "async"}, 2, rule, tf_dgc.compressors.TopK()
-    handed = model_spec.create_model_spec(
-        *given, biases + kernels, [True, False], [False] * 2
+    spec = model_spec.create_model_spec(
+        {"mode": "async"},
+        2,
+        rule,
+        tf_dgc.compressors.TopK(),
+        biases + kernels,
+        [True, False],
+        [False] * 2,
     )
-    assert [v["decays"] for v in handed["variables"]] == [False, True]
-    assert json.loads(model_spec.model_spec_text(handed)) == handed
-    assert model_spec.spec_difference(handed, handed) is None
+    assert [v["decays"] for v in spec["variables"]] == [False, True]
+    assert json.loads(model_spec.model_spec_text(spec)) == spec
+    assert model_spec.spec_difference(spec, spec) is None
 
 
-def test_a_model_is_loaded_without_a_cluster(monkeypatch, tmp_path):
+def test_model_is_loaded_without_a_cluster(monkeypatch, tmp_path):
     model = keras.Sequential([keras.Input((3,)), keras.layers.Dense(2)])
     model.compile(tf_dgc.ServerOptimizer(sgd()), "mse")
     model.optimizer.build(model.trainable_variables)
@@ -224,7 +229,7 @@ def test_a_model_is_loaded_without_a_cluster(monkeypatch, tmp_path):
         loaded.fit(np.zeros([4, 3]), np.zeros([4, 2]), verbose=0)
 
 
-def test_built_without_variables_as_in_keras():
+def test_build_without_variables_as_in_keras():
     optimizer = tf_dgc.ServerOptimizer(sgd())
     optimizer.build([])
     assert optimizer.built
@@ -233,7 +238,7 @@ def test_built_without_variables_as_in_keras():
         optimizer.apply([np.ones((3, 3))], [keras.Variable(np.ones((3, 3)))])
 
 
-def test_a_model_of_which_all_is_frozen_is_loaded(tmp_path):
+def test_frozen_model_is_loaded(tmp_path):
     model = keras.Sequential([keras.Input((3,)), keras.layers.Dense(2)])
     model.compile(tf_dgc.ServerOptimizer(sgd()), "mse")
     model.optimizer.build(model.trainable_variables)
@@ -244,29 +249,29 @@ def test_a_model_of_which_all_is_frozen_is_loaded(tmp_path):
     assert not loaded.optimizer.built
 
 
-def test_serving_needs_the_servers_task(capsys):
+def test_serve_needs_the_task_of_a_server(capsys):
     assert main.main(["serve"]) == 1
     assert "This process must be a server" in capsys.readouterr().err
 
 
-def test_an_address_that_is_taken(monkeypatch, capsys):
-    with socket.socket() as taken:
-        taken.bind(("127.0.0.1", 0))
-        taken.listen()
-        address = f"127.0.0.1:{taken.getsockname()[1]}"
-        be(monkeypatch, "ps", 0, {**CLUSTER, "ps": [address]})
+def test_address_in_use_is_reported(monkeypatch, capsys):
+    with socket.socket() as listener:
+        listener.bind(("127.0.0.1", 0))
+        listener.listen()
+        address = f"127.0.0.1:{listener.getsockname()[1]}"
+        set_task(monkeypatch, "ps", 0, {**CLUSTER, "ps": [address]})
         assert main.main(["serve"]) == 1
     assert f"the server cannot listen on {address}" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("secret", ["", "of ours"])
-def test_serving_until_all_have_left(monkeypatch, capsys, secret):
-    """A server that others can reach warns if it has no secret."""
+def test_serves_until_all_workers_have_left(monkeypatch, capsys, secret):
+    """A server that other machines can reach warns if it has no secret."""
     monkeypatch.setenv("TF_DGC_SECRET", secret)
     (port,) = launcher.free_ports(1)
     monkeypatch.setattr(process.ServerLoop, "run", lambda loop: None)
     monkeypatch.setattr(os, "_exit", sys.exit)
-    be(monkeypatch, "ps", 0, {**CLUSTER, "ps": [f"0.0.0.0:{port}"]})
+    set_task(monkeypatch, "ps", 0, {**CLUSTER, "ps": [f"0.0.0.0:{port}"]})
     with pytest.raises(SystemExit, match="0"):
         tf_dgc.ServerOptimizer(sgd())
     printed = capsys.readouterr().out

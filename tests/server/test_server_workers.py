@@ -1,4 +1,4 @@
-"""Real workers and a server, under stock `fit`, by the launcher."""
+"""Worker and server processes that the launcher starts, under stock `fit`."""
 
 import json
 import pathlib

@@ -1,4 +1,4 @@
-"""Who is not known, or not any more: refused, and what is not theirs left alone."""
+"""Unknown, damaged and outdated senders are refused, without harm to others."""
 
 import json
 
@@ -10,7 +10,7 @@ from tf_dgc.server import messages
 from tf_dgc.server.messages import REQUEST, Kind, Status
 
 
-def test_strangers_and_damage_are_refused_by_name():
+def test_refusal_names_the_reason():
     fake = Fake()
     fake.join(0)
     (reply,) = fake.push(1, 1.0, secret=[1, 2, 3, 4])
@@ -28,48 +28,51 @@ def test_strangers_and_damage_are_refused_by_name():
     assert sum("in the name of worker 1" in line for line in fake.lines) == 4
 
 
-@pytest.mark.parametrize("what", ["secret", "garbage", "old process"])
-def test_a_refusal_does_not_reach_the_worker_that_waits_in_the_slot(what):
-    """Replies go to the oldest call of a slot, that of the worker that waits."""
+@pytest.mark.parametrize("case", ["secret", "garbage", "old process"])
+def test_refusal_does_not_reach_the_waiting_worker(case):
+    """A reply goes to the oldest call in a slot: that of the waiting worker."""
     fake = Fake("sync")
     fake.join(0)
     fake.join(1)
     assert fake.push(1, 2.0) == []
-    if what == "garbage":
-        own, stranger = fake.take(1, np.zeros(40, np.int32))
+    if case == "garbage":
+        worker_reply, foreign_reply = fake.take(1, np.zeros(40, np.int32))
     else:
-        changed = {"secret": [1, 2, 3, 4]} if what == "secret" else {"process": 7}
-        own, stranger = fake.push(1, 2.0, number=5, **changed)
-    assert (own[1]["status"], own[1]["incarnation"]) == (Status.WAIT, 100)
-    assert stranger[1]["incarnation"] != 100 or stranger[1]["number"] == 5
-    refusal(stranger)
+        overrides = {"secret": [1, 2, 3, 4]} if case == "secret" else {"process": 7}
+        worker_reply, foreign_reply = fake.push(1, 2.0, number=5, **overrides)
+    assert (worker_reply[1]["status"], worker_reply[1]["incarnation"]) == (
+        Status.WAIT,
+        100,
+    )
+    assert foreign_reply[1]["incarnation"] != 100 or foreign_reply[1]["number"] == 5
+    refusal(foreign_reply)
     assert fake.send(1, Kind.POLL) == []
     for reply in fake.push(0, 2.0):
         np.testing.assert_array_equal(weights(reply), WEIGHTS - 2)
 
 
-def test_a_refusal_bears_the_numbers_of_who_is_refused():
+def test_refusal_carries_the_senders_numbers():
     fake = Fake()
     (reply,) = fake.push(1, 1.0, number=5, process=3, secret=[1, 2, 3, 4])
     assert (reply[1]["number"], reply[1]["incarnation"]) == (5, 103)
 
 
-def test_a_newcomer_that_is_refused_does_not_replace_who_is_there():
+def test_refused_newcomer_does_not_replace_the_worker():
     fake = Fake("sync")
     fake.join(0)
     fake.join(1)
     fake.push(1, 2.0)
-    other = {**fake.handed, "variables": []}
-    text = messages.encode_text(json.dumps(other))
-    own, refused = fake.send(1, Kind.JOIN, text, process=1)
-    assert own[1]["status"] == Status.WAIT
-    assert "The server refuses worker 1" in refusal(refused)
+    spec = {**fake.handed, "variables": []}
+    text = messages.encode_text(json.dumps(spec))
+    worker_reply, newcomer_reply = fake.send(1, Kind.JOIN, text, process=1)
+    assert worker_reply[1]["status"] == Status.WAIT
+    assert "The server refuses worker 1" in refusal(newcomer_reply)
     assert fake.send(1, Kind.POLL) == []
     assert len(fake.push(0, 2.0)) == 2
     assert fake.service.failure is None
 
 
-def test_a_newcomer_replaces_who_is_there_when_it_has_said_all():
+def test_newcomer_replaces_the_worker_after_its_last_part():
     fake = Fake()
     fake.join(0)
     body = body_of(fake)
@@ -85,21 +88,24 @@ def test_a_newcomer_replaces_who_is_there_when_it_has_said_all():
     )
 
 
-def test_a_process_that_was_replaced_does_not_end_its_successor():
+def test_replaced_process_does_not_end_its_successor():
     fake = Fake("ssp", 0)
     fake.join(0)
     fake.join(1)
     fake.join(1, process=1)
     fake.push(1, 2.0, process=1)
-    own, old = fake.push(1, 2.0)
-    assert (own[1]["status"], own[1]["incarnation"]) == (Status.WAIT, 101)
-    assert "does not know this process" in refusal(old)
+    worker_reply, old_reply = fake.push(1, 2.0)
+    assert (worker_reply[1]["status"], worker_reply[1]["incarnation"]) == (
+        Status.WAIT,
+        101,
+    )
+    assert "does not know this process" in refusal(old_reply)
     fake.send(1, Kind.LEAVE, number=9)
     assert fake.send(1, Kind.POLL, process=1) == []
     assert len(fake.push(0, 2.0)) == 2
 
 
-def test_what_a_process_hands_over_may_be_anything():
+def test_any_text_as_model_spec_is_refused():
     for text in ("", "[]", "{}", "null", '{"version": 1}'):
         fake = Fake()
         (reply,) = fake.send(0, Kind.JOIN, messages.encode_text(text))

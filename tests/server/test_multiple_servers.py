@@ -1,4 +1,4 @@
-"""Several servers: who keeps what, whose first weights they are, what is refused."""
+"""Several servers: how they share variables, initial weights and errors."""
 
 import time
 
@@ -14,19 +14,21 @@ from tf_dgc.server.worker import join_servers, split_into_shards
 SHAPES = [(40, 30), (5,), (20, 30), (30, 10)]
 
 
-@pytest.mark.parametrize("number", [1, 2, 3, 7])
-def test_shards_are_balanced_and_none_is_empty(number):
+@pytest.mark.parametrize("num_servers", [1, 2, 3, 7])
+def test_shards_are_balanced_and_none_is_empty(num_servers):
     sizes = np.random.default_rng(0).integers(0, 1000, 40).tolist()
-    found = split_into_shards(sizes, number)
-    assert sorted(i for some in found for i in some) == list(range(40))
-    assert all(some == sorted(some) for some in found)
-    loads = [sum(sizes[i] for i in some) for some in found]
+    shards = split_into_shards(sizes, num_servers)
+    assert sorted(i for shard in shards for i in shard) == list(range(40))
+    assert all(shard == sorted(shard) for shard in shards)
+    loads = [sum(sizes[i] for i in shard) for shard in shards]
     assert max(loads) - min(loads) <= max(sizes)
     assert split_into_shards([1, 1, 100, 1], 2) == [[2], [0, 1, 3]]
-    assert split_into_shards([0] * number, number) == [[i] for i in range(number)]
+    assert split_into_shards([0] * num_servers, num_servers) == [
+        [i] for i in range(num_servers)
+    ]
 
 
-def test_more_servers_than_variables(monkeypatch):
+def test_more_servers_than_variables_raises(monkeypatch):
     with Served(1, servers=3) as served:
         optimizer = served.optimizer(monkeypatch, 0, keras.optimizers.SGD(0.1))
         with pytest.raises(
@@ -35,8 +37,7 @@ def test_more_servers_than_variables(monkeypatch):
             optimizer.build([keras.Variable(np.zeros([2])) for _ in range(2)])
 
 
-def test_a_worker_that_the_first_one_refuses(monkeypatch):
-    """It has nobody else to leave, and is told why."""
+def test_worker_refused_by_the_first_server_raises(monkeypatch):
     with Served(2, servers=2) as served:
         one, other = (
             Trained(
@@ -51,30 +52,34 @@ def test_a_worker_that_the_first_one_refuses(monkeypatch):
                 other.optimizer.join()
 
 
-def test_each_server_has_its_variables_and_the_first_weights_are_of_one_worker(
+def test_initial_weights_of_all_shards_are_of_one_worker(
     monkeypatch,
 ):
-    """Also where the workers join at the same time, with other weights each."""
+    """Also if the workers join at the same time with different weights."""
     with Served(2, servers=3) as served:
-        given = [some_weights(SHAPES, "float32", seed) for seed in range(2)]
+        initial_weights = [some_weights(SHAPES, "float32", seed) for seed in range(2)]
         workers = [
             Trained(
                 served.optimizer(monkeypatch, i, keras.optimizers.SGD(0.1)), weights
             )
-            for i, weights in enumerate(given)
+            for i, weights in enumerate(initial_weights)
         ]
         with leaving(*workers):
             run_together(*(worker.optimizer.join for worker in workers))
-        kept = [[v.name for v in model.variables] for model in served.models]
-        assert kept == [["w0"], ["w2"], ["w1", "w3"]]
-        first = given[0] if (served.weights()[0] == given[0][0]).all() else given[1]
+        names = [[v.name for v in model.variables] for model in served.models]
+        assert names == [["w0"], ["w2"], ["w1", "w3"]]
+        first = (
+            initial_weights[0]
+            if (served.weights()[0] == initial_weights[0][0]).all()
+            else initial_weights[1]
+        )
         for weights in (served.weights(), *(worker.weights() for worker in workers)):
-            for mine, theirs in zip(weights, first, strict=True):
-                np.testing.assert_array_equal(mine, theirs)
+            for actual, expected in zip(weights, first, strict=True):
+                np.testing.assert_array_equal(actual, expected)
 
 
 @pytest.mark.slow
-def test_what_is_not_finite_is_left_out_by_all_servers(monkeypatch):
+def test_all_servers_skip_a_gradient_that_is_not_finite(monkeypatch):
     with Served(1, servers=2) as served:
         weights = some_weights(SHAPES, "float32")
         worker = Trained(
@@ -85,13 +90,13 @@ def test_what_is_not_finite_is_left_out_by_all_servers(monkeypatch):
         with leaving(worker):
             worker.step(gradients)
         assert worker.optimizer.stats.nonfinite == 1
-        for mine, theirs in zip(served.weights(), weights, strict=True):
-            np.testing.assert_array_equal(mine, theirs)
+        for actual, expected in zip(served.weights(), weights, strict=True):
+            np.testing.assert_array_equal(actual, expected)
         assert not any(r.numpy().any() for r in worker.optimizer.residual)
 
 
 @pytest.mark.slow
-def test_a_worker_pushes_to_all_servers_before_it_waits_for_one(monkeypatch):
+def test_worker_pushes_to_all_servers_before_it_waits(monkeypatch):
     with Served(2, servers=2) as served:
         weights = some_weights(SHAPES, "float32")
         workers = [
@@ -101,12 +106,12 @@ def test_a_worker_pushes_to_all_servers_before_it_waits_for_one(monkeypatch):
             for i in range(2)
         ]
 
-        def has_come(server):
+        def has_pushed(server):
             return server.service.clock.completed[0] == 1
 
         def wait():
             deadline = time.monotonic() + 60
-            while not all(map(has_come, served.servers)):
+            while not all(map(has_pushed, served.servers)):
                 assert time.monotonic() < deadline
                 time.sleep(0.01)
             workers[1].step(weights)
@@ -117,8 +122,8 @@ def test_a_worker_pushes_to_all_servers_before_it_waits_for_one(monkeypatch):
         assert [model.clock for model in served.models] == [1, 1]
 
 
-def test_methods_that_draw_at_random(monkeypatch):
-    """A server draws by its own part of the seed, and so do workers for it."""
+def test_random_methods_use_each_servers_seed(monkeypatch):
+    """A server and its workers draw from the server's part of the seed."""
     weights = some_weights(SHAPES, "float32")
     gradients = [np.random.default_rng(5).normal(size=s).astype("f") for s in SHAPES]
     with Served(1, servers=2) as served:
@@ -128,13 +133,13 @@ def test_methods_that_draw_at_random(monkeypatch):
         with leaving(worker):
             worker.step(gradients)
         for i, after in enumerate(worker.weights()):
-            left = worker.optimizer.residual[i].numpy().reshape(after.shape)
-            moved = weights[i] - after
-            np.testing.assert_allclose(moved, gradients[i] - left, atol=1e-5)
+            residual = worker.optimizer.residual[i].numpy().reshape(after.shape)
+            change = weights[i] - after
+            np.testing.assert_allclose(change, gradients[i] - residual, atol=1e-5)
         assert worker.optimizer.residual[0].numpy().any()
 
 
-def test_a_worker_of_another_cluster_is_refused():
+def test_worker_of_another_cluster_is_refused():
     fake = Fake()
     assert fake.join(0, handed={**fake.handed, "shard": [1, 2]}) == (
         "The server refuses worker 0 because of its model spec: it is for server 1 of "
@@ -143,60 +148,60 @@ def test_a_worker_of_another_cluster_is_refused():
     )
 
 
-class Link:
-    """Stands for a server; says what it is asked."""
+class FakeServer:
+    """Stands in for a server, and records calls."""
 
-    def __init__(self, name, said, clock=0, asks=(True,), starts=(True,)):
-        self.name, self._said, self._clock = name, said, clock
-        self._asks, self._starts = iter(asks), iter(starts)
+    def __init__(self, name, calls, clock=0, needs_weights=(True,), starts=(True,)):
+        self.name, self._calls, self._clock = name, calls, clock
+        self._needs_weights, self._starts = iter(needs_weights), iter(starts)
 
     def join(self):
-        self._said.append(f"enter {self.name}")
-        return next(self._asks), self._clock
+        self._calls.append(f"enter {self.name}")
+        return next(self._needs_weights), self._clock
 
     def initialize(self):
-        self._said.append(f"give {self.name}")
+        self._calls.append(f"give {self.name}")
 
     def start(self):
-        self._said.append(f"start {self.name}")
+        self._calls.append(f"start {self.name}")
         return next(self._starts)
 
     def leave(self):
-        self._said.append(f"leave {self.name}")
+        self._calls.append(f"leave {self.name}")
 
 
-def test_who_gives_weights_gives_them_to_the_first_server_last():
-    said = []
-    join_servers([Link(name, said) for name in "abc"])
-    assert said == [
+def test_initial_weights_go_to_the_first_server_last():
+    calls = []
+    join_servers([FakeServer(name, calls) for name in "abc"])
+    assert calls == [
         *("enter a", "enter b", "give b", "enter c", "give c", "give a"),
         *("start a", "start b", "start c"),
     ]
 
 
 def test_others_wait_until_the_first_server_has_weights():
-    said = []
-    join_servers([Link(name, said, asks=[False]) for name in "ab"])
-    assert said == ["enter a", "start a", "enter b", "start b"]
+    calls = []
+    join_servers([FakeServer(name, calls, needs_weights=[False]) for name in "ab"])
+    assert calls == ["enter a", "start a", "enter b", "start b"]
 
 
-def test_who_was_to_give_them_is_gone_after_it_gave_some():
-    said = []
-    first = Link("a", said, asks=[False, True], starts=[False, True])
-    join_servers([first, Link("b", said, asks=[False])])
-    assert said == [
+def test_another_worker_sends_the_weights_if_the_first_is_gone():
+    calls = []
+    first = FakeServer("a", calls, needs_weights=[False, True], starts=[False, True])
+    join_servers([first, FakeServer("b", calls, needs_weights=[False])])
+    assert calls == [
         *("enter a", "start a"),
         *("enter a", "enter b", "give a", "start a", "start b"),
     ]
 
 
 @pytest.mark.parametrize("missing", ["a", "b"])
-def test_one_without_its_checkpoint(missing):
-    said = []
-    links = [
-        Link(name, said, *((0, [True]) if name == missing else (7, [False])))
+def test_missing_checkpoint_of_one_server_raises(missing):
+    calls = []
+    servers = [
+        FakeServer(name, calls, *((0, [True]) if name == missing else (7, [False])))
         for name in "ab"
     ]
     with pytest.raises(RuntimeError, match=f"tf_dgc: {missing} starts anew, but"):
-        join_servers(links)
-    assert said[-2:] == ["leave a", "leave b"]
+        join_servers(servers)
+    assert calls[-2:] == ["leave a", "leave b"]
