@@ -16,7 +16,7 @@ def log2(number):
 
 
 def reference(levels):
-    """Return the words of a vector, bit by bit."""
+    """Encode a vector bit by bit."""
     positions = [i for i, level in enumerate(levels) if level]
     distances = [b - a for a, b in zip([-1, *positions], positions, strict=False)]
     codes = distances + [abs(int(levels[i])) for i in positions]
@@ -34,7 +34,7 @@ def vector(size, share, largest, seed=0):
     return np.int32(levels * (rng.random(size) < share))
 
 
-def test_by_hand():
+def test_hand_computed_words():
     """-1 at 0 and 5 at 3: distances 1 and 3, so 1+1, 01|1, and 1, 001|01 (5 = 1 01)."""
     words = elias_gamma.encode(tf.constant([-1, 0, 0, 5, 0]), 2).numpy()
     #       signs  distances  magnitudes  low of 3, low of 5 from its least bit
@@ -50,9 +50,9 @@ def test_equals_the_reference(size_and_share, largest):
     size, share = size_and_share
     levels = vector(size, share, largest)
     expected = reference(levels)
-    for room in (0, 3):
-        words = elias_gamma.encode(tf.constant(levels), len(expected) + room)
-        np.testing.assert_array_equal(words, np.pad(expected, (0, room)))
+    for padding in (0, 3):
+        words = elias_gamma.encode(tf.constant(levels), len(expected) + padding)
+        np.testing.assert_array_equal(words, np.pad(expected, (0, padding)))
         np.testing.assert_array_equal(elias_gamma.decode(words, size), levels)
 
 
@@ -66,7 +66,7 @@ def test_never_longer_than_stated(share, largest):
         assert len(reference(levels)) <= used
 
 
-def test_the_statement_is_the_maximum_over_the_number_of_entries():
+def test_max_bits_is_the_maximum_over_numbers_of_entries():
     for size, total in ((100, 3.0), (512, 158.4), (100, 90.0), (100, 5000.0)):
         bits = [
             3 * k + 2 * k * math.log2(size * total / k**2)
@@ -76,7 +76,7 @@ def test_the_statement_is_the_maximum_over_the_number_of_entries():
     assert elias_gamma.max_bits(10, 0.0) == 0
 
 
-def test_what_does_not_fit_becomes_zero():
+def test_entries_that_do_not_fit_become_zero():
     levels = vector(500, 0.3, 7)
     positions = np.flatnonzero(levels)
     needed = len(reference(levels))
@@ -88,7 +88,7 @@ def test_what_does_not_fit_becomes_zero():
         expected = levels.copy()
         expected[positions[k:]] = 0
         np.testing.assert_array_equal(elias_gamma.decode(words, 500), expected)
-        # One more would not have fitted.
+        # One more entry would not fit.
         assert len(reference(levels[: positions[k] + 1])) > num_words
 
 
@@ -110,7 +110,7 @@ def test_in_a_graph():
     np.testing.assert_array_equal(decoded, levels)
 
 
-def test_what_runs_past_the_end_is_dropped():
-    """As by the native decoder; of words that are damaged, or of a longer vector."""
+def test_entries_past_the_end_are_dropped():
+    """In damaged words or those of a longer vector, like in the native decoder."""
     words = elias_gamma.encode(tf.constant([0, 3, 0, 0, 0, 0, 0, 0, 0, -2]), 3)
     np.testing.assert_array_equal(elias_gamma.decode(words, 5), [0, 3, 0, 0, 0])

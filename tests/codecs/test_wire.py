@@ -31,7 +31,13 @@ from tf_dgc.steps import tensorflow_ops
 from tf_dgc.steps.base import plan_step
 
 VALUE_DTYPES = [
-    *("float32", "float64", "bfloat16", "float16", "sign", "mxint8", "mxfp4")
+    "float32",
+    "float64",
+    "bfloat16",
+    "float16",
+    "sign",
+    "mxint8",
+    "mxfp4",
 ]
 TENSORS = st.lists(
     st.builds(
@@ -48,11 +54,11 @@ TENSORS = st.lists(
     min_size=1,
     max_size=4,
 )
-REFUSED = (ValueError, tf.errors.InvalidArgumentError)
+REFUSAL = (ValueError, tf.errors.InvalidArgumentError)
 
 
-def plain(layout):
-    """Return the layout as the reference knows it."""
+def reference_layout(layout):
+    """Return the layout in the form of the reference."""
     return [(t.size, t.dtype.name, t.wire_name) for t in layout]
 
 
@@ -73,8 +79,8 @@ def encode(layout, counts, selections, finite=True):
     coded = []
     for tensor, (positions, entries) in zip(layout, selections, strict=True):
         words = value_types.encode_values(tf.constant(entries), tensor.value_type)
-        where = None if positions is None else tf.constant(positions, tf.int32)
-        coded.append(SelectedEntries(where, words))
+        indices = None if positions is None else tf.constant(positions, tf.int32)
+        coded.append(SelectedEntries(indices, words))
     return encode_sparse(layout, counts, coded, tf.constant(finite))
 
 
@@ -87,7 +93,7 @@ def as_buffers(*words):
 
 
 def as_tensors(layout, counts):
-    """Return counts as they are when the sparsity is scheduled."""
+    """Return counts as a schedule of the sparsity gives them."""
     return [
         k if t.uncompressed else tf.constant(k)
         for t, k in zip(layout, counts, strict=True)
@@ -114,28 +120,32 @@ def test_equals_the_reference(layout, num_workers, seed, density, scale, schedul
         else int(rng.integers(1, min(500, 2 + density * (t.size - 1))))
         for t in layout
     ]
-    counts_here = as_tensors(layout, counts) if scheduled else counts
+    used_counts = as_tensors(layout, counts) if scheduled else counts
     expected = [np.zeros(t.size, t.dtype.as_numpy_dtype) for t in layout]
     buffers, nonfinite = [], 0
     for _ in range(num_workers):
         selections = random_selections(rng, layout, counts, scale)
         finite = bool(rng.integers(2))
         nonfinite += not finite
-        buffer = encode(layout, counts_here, selections, finite)
-        reference = wire_reference.encode(plain(layout), counts, selections, finite)
+        buffer = encode(layout, used_counts, selections, finite)
+        reference = wire_reference.encode(
+            reference_layout(layout), counts, selections, finite
+        )
         np.testing.assert_array_equal(as_words(buffer), reference)
-        assert len(buffer) == int(sparse_words(layout, counts_here))
+        assert len(buffer) == int(sparse_words(layout, used_counts))
         buffers.append(buffer)
-        found, found_finite = wire_reference.decode(reference, plain(layout), counts)
-        assert found_finite == finite
-        for total, (positions, entries) in zip(expected, found, strict=True):
-            at = slice(None) if positions is None else positions
+        decoded, decoded_finite = wire_reference.decode(
+            reference, reference_layout(layout), counts
+        )
+        assert decoded_finite == finite
+        for total, (positions, entries) in zip(expected, decoded, strict=True):
+            indices = slice(None) if positions is None else positions
             with np.errstate(over="ignore"):
-                total[at] += entries.astype(total.dtype)
-    sums, count = decode_sparse(tf.stack(buffers), layout, counts_here)
+                total[indices] += entries.astype(total.dtype)
+    sums, count = decode_sparse(tf.stack(buffers), layout, used_counts)
     assert int(count) == nonfinite
-    for mine, total in zip(sums, expected, strict=True):
-        np.testing.assert_array_equal(mine, total)  # same order of additions: exact
+    for actual, total in zip(sums, expected, strict=True):
+        np.testing.assert_array_equal(actual, total)  # same order of additions: exact
 
 
 @pytest.mark.slow
@@ -144,8 +154,11 @@ def test_equals_the_reference(layout, num_workers, seed, density, scale, schedul
     rows(
         itertools.product(VALUE_DTYPES, ["scheduled", "xla", "unknown shape", "graph"]),
         [
-            *[("float32", "scheduled"), ("sign", "scheduled"), ("float16", "graph")],
-            *[("bfloat16", "unknown shape"), ("mxfp4", "unknown shape")],
+            ("float32", "scheduled"),
+            ("sign", "scheduled"),
+            ("float16", "graph"),
+            ("bfloat16", "unknown shape"),
+            ("mxfp4", "unknown shape"),
         ],
     ),
 )
@@ -163,16 +176,18 @@ def test_in_functions(value_dtype, mode):
     ]
     counts = [50, 5, 0, 600, 1, 7, 70, 0]
     selections = random_selections(rng, layout, counts)
-    expected = wire_reference.encode(plain(layout), counts, selections, True)
+    expected = wire_reference.encode(reference_layout(layout), counts, selections, True)
 
     def run(buffers, *scheduled):
-        here = counts
+        used_counts = counts
         if scheduled:
-            here = [
+            used_counts = [
                 k if t.uncompressed else s
                 for t, k, s in zip(layout, counts, scheduled, strict=True)
             ]
-        return encode(layout, here, selections), decode_sparse(buffers, layout, here)
+        return encode(layout, used_counts, selections), decode_sparse(
+            buffers, layout, used_counts
+        )
 
     signature = [tf.TensorSpec([2, None], tf.int32)] if "unknown" in mode else None
     run = tf.function(
@@ -182,10 +197,10 @@ def test_in_functions(value_dtype, mode):
     scheduled = [tf.constant(k) for k in counts] if mode == "scheduled" else []
     buffer, (sums, _) = run(buffers, *scheduled)
     np.testing.assert_array_equal(as_words(buffer), expected)
-    for mine, again in zip(
+    for actual, eager in zip(
         sums, decode_sparse(buffers, layout, counts)[0], strict=True
     ):
-        np.testing.assert_array_equal(mine, again)
+        np.testing.assert_array_equal(actual, eager)
 
 
 @pytest.mark.parametrize(
@@ -193,23 +208,23 @@ def test_in_functions(value_dtype, mode):
 )
 @pytest.mark.parametrize("dtype", ["float32", "float64"])
 def test_rounding(value_dtype, dtype):
-    """Ties, what is beyond the largest number, what is below the smallest."""
+    """Ties, overflow and underflow."""
     rng = np.random.default_rng(0)
     tied = (1 + np.arange(0, 1, 2.0**-12)) * 2.0 ** rng.integers(-14, 15, 2**12)
     limits = [65504, 65519.9, 65520, 3.3895e38, 3.4e38, 6e-8, 2.9e-8, 2.0**-25, 0, -0.0]
-    if value_dtype not in wire_reference.SHARED:  # there it makes the scale
+    if value_dtype not in wire_reference.SHARED:  # there it determines the scale
         limits = [*limits, np.inf]
     limits = [*limits, *([1e300] if dtype == "float64" else [])]
     entries = np.concatenate([tied, -tied, limits]).astype(dtype)
     words = value_types.encode_values(tf.constant(entries), value_dtype)
-    mine = value_types.decode_values(
+    actual = value_types.decode_values(
         words[tf.newaxis], value_dtype, len(entries), tf.float64
     )[0]
     expected = entries.astype("float64")
     if value_dtype != dtype:
         expected = wire_reference.rounded(entries, value_dtype)
-    np.testing.assert_array_equal(mine, expected)
-    np.testing.assert_array_equal(np.signbit(mine), np.signbit(expected))
+    np.testing.assert_array_equal(actual, expected)
+    np.testing.assert_array_equal(np.signbit(actual), np.signbit(expected))
 
 
 @settings(max_examples=fewer(200))
@@ -219,13 +234,14 @@ def test_rounding(value_dtype, dtype):
     k=st.integers(1, 100),
     seed=st.integers(0, 1000),
 )
-def test_blocks_keep_what_they_lose(value_dtype, exponents, k, seed):
-    """Whatever their range: a rounding to nearest, whose error is a number."""
+def test_rounding_errors_of_blocks_are_exact(value_dtype, exponents, k, seed):
+    """Rounding is to nearest, whatever the range, and its error is a float32."""
     rng = np.random.default_rng(seed)
     entries = rng.uniform(-2, 2, k) * 2.0 ** rng.choice(exponents, k)
     largest = np.finfo(np.float32).max
     entries = np.clip(entries, -largest, largest).astype(np.float32)
-    entries[np.abs(entries) < np.finfo(np.float32).tiny] = 0  # TensorFlow's threads do
+    # TensorFlow's threads flush denormals to 0.
+    entries[np.abs(entries) < np.finfo(np.float32).tiny] = 0
     words = value_types.encode_values(tf.constant(entries), value_dtype)
     assert len(words) == wire_reference.num_value_words(k, value_dtype)
     np.testing.assert_array_equal(
@@ -234,36 +250,38 @@ def test_blocks_keep_what_they_lose(value_dtype, exponents, k, seed):
     sent = value_types.decode_values(words[tf.newaxis], value_dtype, k, tf.float32)[
         0
     ].numpy()
-    lost = entries.astype(np.float64) - sent
-    np.testing.assert_array_equal(lost, lost.astype(np.float32))
+    error = entries.astype(np.float64) - sent
+    np.testing.assert_array_equal(error, error.astype(np.float32))
     blocks = [slice(b, b + 32) for b in range(0, k, 32)]
     for block in blocks:
-        most = float(np.abs(entries[block]).max())
+        block_max = float(np.abs(entries[block]).max())
         assert np.abs(sent[block]).max() <= 2.0 ** np.ceil(
-            np.log2(max(most, 2.0**-126))
+            np.log2(max(block_max, 2.0**-126))
         )
-        share = {"mxint8": 2.0**-6, "mxfp4": 0.25}[value_dtype]
-        assert np.all(np.abs(lost[block]) <= np.maximum(share * most, 2.0**-126))
+        tolerance = {"mxint8": 2.0**-6, "mxfp4": 0.25}[value_dtype]
+        assert np.all(
+            np.abs(error[block]) <= np.maximum(tolerance * block_max, 2.0**-126)
+        )
 
 
 @pytest.mark.parametrize(
     ("value_dtype", "largest"), [("mxint8", 127 / 64), ("mxfp4", 6.0)]
 )
 def test_scales_are_powers_of_two(value_dtype, largest):
-    """What is largest in a block may be below the largest code, at it or beyond."""
+    """The largest value of a block is below the largest code, equal to it, or above."""
     for exponent in (-30, 0, 100):
         entries = np.float32([1.0, -largest, 1.999 * largest]) * np.float32(
             2.0**exponent
         )
-        found = [wire_reference.rounded([e], value_dtype)[0] for e in entries]
-        assert found[:2] == list(entries[:2])
+        rounded = [wire_reference.rounded([e], value_dtype)[0] for e in entries]
+        assert rounded[:2] == list(entries[:2])
         words = value_types.encode_values(tf.constant(entries), value_dtype)
         scale = int(words[0]) & 0xFF
         assert scale == {"mxint8": 128, "mxfp4": 128}[value_dtype] + exponent
 
 
 @pytest.mark.parametrize("value_dtype", VALUE_DTYPES)
-def test_nan_is_not_made_a_number(value_dtype):
+def test_nan_raises(value_dtype):
     layout = [TensorSpec("", (10,), tf.float32, False, value_dtype)]
     buffer = encode(layout, [2], [(np.array([1, 2]), np.array([1, np.nan], "float32"))])
     with pytest.raises(tf.errors.InvalidArgumentError, match="not finite of tensor 0"):
@@ -304,10 +322,10 @@ LAYOUT = [
 COUNTS = [7] * len(VALUE_DTYPES) + [3] * 3
 
 
-def good_words(seed=0):
+def valid_words(seed=0):
     rng = np.random.default_rng(seed)
     selections = random_selections(rng, LAYOUT, COUNTS)
-    return wire_reference.encode(plain(LAYOUT), COUNTS, selections, True)
+    return wire_reference.encode(reference_layout(LAYOUT), COUNTS, selections, True)
 
 
 @functools.cache
@@ -315,8 +333,8 @@ def compiled():
     return tf.function(lambda b: decode_sparse(b, LAYOUT, COUNTS), autograph=False)
 
 
-def test_any_flipped_bit_is_refused():
-    words, decode = good_words(), compiled()
+def test_any_flipped_bit_raises():
+    words, decode = valid_words(), compiled()
     decode(as_buffers(words, words))
     for i, bit in itertools.product(range(len(words)), range(32)):
         flipped = words.copy()
@@ -331,14 +349,16 @@ def test_any_flipped_bit_is_refused():
     seed=st.integers(0, 20),
     flips=st.lists(st.tuples(st.integers(2, 100), st.integers(0, 31)), max_size=4),
 )
-def test_damage_with_a_right_checksum(seed, flips):
-    """Both implementations refuse it, or both read the same."""
-    words = good_words(seed)
+def test_damage_with_a_valid_checksum(seed, flips):
+    """Both implementations refuse the buffer, or both read the same values."""
+    words = valid_words(seed)
     for i, bit in flips:
         words[i % len(words)] ^= np.uint32(1 << bit)
     words = wire_reference.seal(words)
     try:
-        expected, finite = wire_reference.decode(words, plain(LAYOUT), COUNTS)
+        expected, finite = wire_reference.decode(
+            words, reference_layout(LAYOUT), COUNTS
+        )
     except ValueError:
         with pytest.raises(
             tf.errors.InvalidArgumentError, match=r"Received: .*expected"
@@ -347,15 +367,17 @@ def test_damage_with_a_right_checksum(seed, flips):
         return
     sums, nonfinite = decode_sparse(as_buffers(words), LAYOUT, COUNTS)
     assert int(nonfinite) == (not finite)
-    for mine, (positions, entries) in zip(sums, expected, strict=True):
-        total = np.zeros(len(mine), mine.dtype.as_numpy_dtype)
+    for actual, (positions, entries) in zip(sums, expected, strict=True):
+        total = np.zeros(len(actual), actual.dtype.as_numpy_dtype)
         total[slice(None) if positions is None else positions] += entries
-        # TensorFlow may take denormals for 0.
-        np.testing.assert_allclose(mine, total, rtol=0, atol=2e-38)
+        # TensorFlow may flush denormals to 0.
+        np.testing.assert_allclose(actual, total, rtol=0, atol=2e-38)
 
 
-def sealed(layout, counts, positions, entries, change=lambda words: None):
-    words = wire_reference.encode(plain(layout), counts, [(positions, entries)], True)
+def encode_changed(layout, counts, positions, entries, change=lambda words: None):
+    words = wire_reference.encode(
+        reference_layout(layout), counts, [(positions, entries)], True
+    )
     change(words)
     return wire_reference.seal(words)
 
@@ -368,7 +390,7 @@ def set_word(index, value):
 
 
 # 8 of 39: l = 2, 16 low bits in word 5, 17 high bits in word 6, values from word 7
-KINDS = {
+MALFORMED = {
     "version of the wire format": ("float32", None, set_word(0, 0x44474302)),
     "fingerprint of the tensors": ("float32", None, set_word(1, 12345)),
     "unknown flags": ("float32", None, set_word(2, 2)),
@@ -385,46 +407,48 @@ KINDS = {
 
 
 @pytest.mark.parametrize("scheduled", [False, True])
-@pytest.mark.parametrize("what", KINDS)
-def test_each_check_says_what_is_wrong(what, scheduled):
-    value_dtype, positions, change = KINDS[what]
+@pytest.mark.parametrize("problem", MALFORMED)
+def test_each_check_names_the_problem(problem, scheduled):
+    value_dtype, positions, change = MALFORMED[problem]
     layout, counts = [TensorSpec("", (39,), tf.float32, False, value_dtype)], [8]
     entries = np.ones(8, "float32")
-    good = sealed(layout, counts, np.arange(8) * 4, entries)
+    valid = encode_changed(layout, counts, np.arange(8) * 4, entries)
     positions = np.arange(8) * 4 if positions is None else positions
-    bad = sealed(layout, counts, positions, entries, change or (lambda words: None))
-    here = as_tensors(layout, counts) if scheduled else counts
+    malformed = encode_changed(
+        layout, counts, positions, entries, change or (lambda words: None)
+    )
+    used_counts = as_tensors(layout, counts) if scheduled else counts
     with pytest.raises(ValueError, match="wrong"):
-        wire_reference.decode(bad, plain(layout), counts)
-    with pytest.raises(
-        tf.errors.InvalidArgumentError,
-        match=f"The buffer of worker 1 is refused: .*{what}.* Received: .*, expected: ",
-    ):
-        decode_sparse(as_buffers(good, bad), layout, here)
+        wire_reference.decode(malformed, reference_layout(layout), counts)
+    message = (
+        f"The buffer of worker 1 is refused: .*{problem}.* Received: .*, expected: "
+    )
+    with pytest.raises(tf.errors.InvalidArgumentError, match=message):
+        decode_sparse(as_buffers(valid, malformed), layout, used_counts)
 
 
 @pytest.mark.parametrize(
     ("words", "scheduled"), in_turn([0, 1, 5, 14, 16], [False, True])
 )
-def test_wrong_length(words, scheduled):
+def test_wrong_length_raises(words, scheduled):
     layout, counts = [TensorSpec("", (40,), tf.float32, False, "float32")], [8]
-    good = sealed(layout, counts, np.arange(8) * 4, np.ones(8, "float32"))
-    assert len(good) == 15
-    bad = as_buffers(np.resize(good, words))
-    here = as_tensors(layout, counts) if scheduled else counts
+    valid = encode_changed(layout, counts, np.arange(8) * 4, np.ones(8, "float32"))
+    assert len(valid) == 15
+    malformed = as_buffers(np.resize(valid, words))
+    used_counts = as_tensors(layout, counts) if scheduled else counts
     decode = tf.function(
-        lambda b: decode_sparse(b, layout, here),
+        lambda b: decode_sparse(b, layout, used_counts),
         input_signature=[tf.TensorSpec([1, None], tf.int32)],
         autograph=False,
     )
-    with pytest.raises(REFUSED, match=f"Received: {words}.*expected: 15"):
-        decode_sparse(bad, layout, here)
-    with pytest.raises(REFUSED, match=f"Received: {words}.*expected: 15"):
-        decode(bad)
+    with pytest.raises(REFUSAL, match=f"Received: {words}.*expected: 15"):
+        decode_sparse(malformed, layout, used_counts)
+    with pytest.raises(REFUSAL, match=f"Received: {words}.*expected: 15"):
+        decode(malformed)
 
 
 @pytest.mark.parametrize("eager", [False, True])
-def test_a_refused_buffer_changes_no_weight(monkeypatch, eager):
+def test_refused_buffer_changes_no_weight(monkeypatch, eager):
     variable = keras.Variable(np.ones((40, 40), "float32"))
     optimizer = tf_dgc.DGCOptimizer(keras.optimizers.SGD(1.0), 0.99)
     optimizer.build([variable])
@@ -439,7 +463,7 @@ def test_a_refused_buffer_changes_no_weight(monkeypatch, eager):
     assert optimizer.stats.steps == 0
 
 
-# --- what is sent ---------------------------------------------------------------------
+# --- sent values ----------------------------------------------------------------------
 
 
 def test_dense_vector_round_trip():
@@ -453,9 +477,9 @@ def test_dense_vector_round_trip():
     assert 2 * vector.shape[0] == dense_words(layout)
     sums, nonfinite = decode_dense(vector + vector, layout)
     assert int(nonfinite) == 2
-    for mine, t in zip(sums, tensors, strict=True):
-        assert mine.dtype == t.dtype
-        np.testing.assert_array_equal(mine, 2 * t)
+    for actual, t in zip(sums, tensors, strict=True):
+        assert actual.dtype == t.dtype
+        np.testing.assert_array_equal(actual, 2 * t)
 
 
 @settings(max_examples=fewer(100))
@@ -468,21 +492,28 @@ def test_dense_vector_round_trip():
     value_dtype=st.sampled_from(VALUE_DTYPES),
     seed=st.integers(0, 1000),
 )
-def test_pack_loses_nothing(
+def test_sent_values_and_residual_add_up(
     size, sparsity, uncompressed, momentum, dtype, value_dtype, seed
 ):
-    """What is sent plus what stays is what was there.
+    """Sent values plus residual equal the values before.
 
-    Exactly, where the difference of a number and its rounding is a number; the
-    difference from a common magnitude is rounded itself.
+    The sum is exact unless the residual itself is rounded, as with signs, whose
+    values have a common magnitude.
     """
     rng = np.random.default_rng(seed)
     before = (rng.normal(size=size) * rng.integers(0, 2, size)).astype(dtype)
     velocity = tf.constant(rng.normal(size=size).astype(dtype)) if momentum else None
-    coded = uncompressed or None
+    uncompressed_dtype = uncompressed or None
     uncompressed = uncompressed is not None
     layout = [
-        TensorSpec("", (size,), tf.as_dtype(dtype), uncompressed, value_dtype, coded)
+        TensorSpec(
+            "",
+            (size,),
+            tf.as_dtype(dtype),
+            uncompressed,
+            value_dtype,
+            uncompressed_dtype,
+        )
     ]
     step = plan_step(layout, sparsity, num_workers=1)
     vector, words, (v,), (r,) = tensorflow_ops.select_and_encode(
@@ -496,13 +527,13 @@ def test_pack_loses_nothing(
     else:
         np.testing.assert_array_equal(sent + r, before)
     exact = uncompressed or step.dense or value_dtype in {dtype, "float64"}
-    if exact and not coded:
+    if exact and not uncompressed_dtype:
         assert not np.any((sent.numpy() != 0) & (r.numpy() != 0))
     if momentum and (uncompressed or step.dense or step.counts[0] == size):
         np.testing.assert_array_equal(v, velocity)  # momentum survives
 
 
-def test_plan_goes_dense_where_gathering_costs_more():
+def test_plan_is_dense_if_gathering_costs_more():
     layout = [TensorSpec("", (1_000_000,), tf.float32, False, "float32")]
     narrow = [layout[0]._replace(value_dtype="sign")]
     assert plan_step(layout, 0.75, num_workers=32).dense is True
@@ -515,29 +546,30 @@ def test_plan_goes_dense_where_gathering_costs_more():
         (layout, narrow), (0.0, 0.75, 0.999), (1, 2, 8, 32, 64)
     ):
         static = plan_step(tensors, sparsity, num_workers)
-        given = ScheduledSparsity(tf.constant(sparsity, tf.float64), minimum=0.0)
-        scheduled = plan_step(tensors, given, num_workers)
+        schedule = ScheduledSparsity(tf.constant(sparsity, tf.float64), minimum=0.0)
+        scheduled = plan_step(tensors, schedule, num_workers)
         assert bool(scheduled.dense) == static.dense
         assert int(scheduled.entries) == static.entries
 
 
 @pytest.mark.parametrize(
-    ("least", "num_workers", "never"),
+    ("minimum", "num_workers", "never_dense"),
     [(0.75, 2, True), (0.75, 8, False), (0.0, 2, False), (0.99, 8, True)],
 )
-def test_plan_never_goes_dense_by_the_least_sparsity(least, num_workers, never):
+def test_plan_with_a_minimum_sparsity(minimum, num_workers, never_dense):
     layout = [TensorSpec("", (1_000_000,), tf.float32, False, "float32")]
-    for sparsity in (least, 0.999):
+    for sparsity in (minimum, 0.999):
         static = plan_step(layout, sparsity, num_workers)
-        given = ScheduledSparsity(tf.constant(sparsity, tf.float64), least)
-        scheduled = plan_step(layout, given, num_workers)
-        assert (scheduled.dense is False) == never
+        schedule = ScheduledSparsity(tf.constant(sparsity, tf.float64), minimum)
+        scheduled = plan_step(layout, schedule, num_workers)
+        assert (scheduled.dense is False) == never_dense
         assert bool(scheduled.dense) == static.dense
         assert int(scheduled.entries) == static.entries
-        if never:
+        if never_dense:
             assert static.num_bytes <= scheduled.most_bytes
             assert (
-                scheduled.most_bytes == plan_step(layout, least, num_workers).num_bytes
+                scheduled.most_bytes
+                == plan_step(layout, minimum, num_workers).num_bytes
             )
         else:
             assert scheduled.most_bytes is None

@@ -1,6 +1,5 @@
 """Collective algorithms: equal results on all workers, at the stated cost."""
 
-import functools
 import pathlib
 import re
 
@@ -27,64 +26,63 @@ ALL = [
     collectives.Star(shards=2),
     collectives.Star(shards=8),
 ]
-OWN = ALL[1:]  # whose rounds are known here
-NUMBERS = range(1, 9)
+COUNTED = ALL[1:]  # the ring is TensorFlow's own collective
+NUMS_WORKERS = range(1, 9)
 
 
-def simulate(exchange, kind, mine, record=None):
+def simulate(algorithm, operation, values, record=None):
     rounds = [
-        getattr(exchange, kind)(tf.constant(value), Rank(worker, len(mine)))
-        for worker, value in enumerate(mine)
+        getattr(algorithm, operation)(tf.constant(value), Rank(worker, len(values)))
+        for worker, value in enumerate(values)
     ]
     return [outcome.numpy() for outcome in run_all(rounds, record)]
 
 
-@pytest.mark.parametrize("number", NUMBERS)
-@pytest.mark.parametrize("exchange", ALL, ids=str)
+@pytest.mark.parametrize("num_workers", NUMS_WORKERS)
+@pytest.mark.parametrize("algorithm", ALL, ids=str)
 @pytest.mark.parametrize("size", rows([0, 1, 13], [13]))
-def test_all_have_the_same(exchange, number, size):
-    generator = np.random.default_rng(number)
-    vectors = generator.normal(size=(number, size)).astype("float32")
-    sums = simulate(exchange, "sum", vectors)
+def test_all_workers_get_the_same_result(algorithm, num_workers, size):
+    rng = np.random.default_rng(num_workers)
+    vectors = rng.normal(size=(num_workers, size)).astype("float32")
+    sums = simulate(algorithm, "sum", vectors)
     assert len({total.tobytes() for total in sums}) == 1
     np.testing.assert_allclose(sums[0], vectors.sum(axis=0), atol=1e-5)
-    words = generator.integers(-9, 9, size=(number, size)).astype("int32")
-    np.testing.assert_array_equal(simulate(exchange, "sum", words)[0], sum(words))
-    for everyone in simulate(exchange, "gather", words):
-        np.testing.assert_array_equal(everyone, words)
+    words = rng.integers(-9, 9, size=(num_workers, size)).astype("int32")
+    np.testing.assert_array_equal(simulate(algorithm, "sum", words)[0], sum(words))
+    for gathered in simulate(algorithm, "gather", words):
+        np.testing.assert_array_equal(gathered, words)
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("exchange", ALL, ids=str)
-def test_numbers_of_every_type(strategies, exchange):
-    """Dense sums are of any of these; TensorFlow's own collectives do not move all."""
+@pytest.mark.parametrize("algorithm", ALL, ids=str)
+def test_sums_of_every_dtype(strategies, algorithm):
+    """TensorFlow's own collectives do not support all of them."""
     dtypes = [tf.float32, tf.float64, tf.float16, tf.bfloat16, tf.int32]
 
     @tf.function(autograph=False)
     def step():
         def replica():
-            communicator = Communicator(strategies[4], exchange)
+            communicator = Communicator(strategies[4], algorithm)
             worker = tf.distribute.get_replica_context().replica_id_in_sync_group
-            mine = [tf.cast(tf.range(9) + worker, dtype) for dtype in dtypes]
-            sums = [communicator.answer(AllReduce(values)) for values in mine]
+            tensors = [tf.cast(tf.range(9) + worker, dtype) for dtype in dtypes]
+            sums = [communicator.answer(AllReduce(values)) for values in tensors]
             return [tf.cast(values, tf.float64) for values in sums]
 
         return strategies[4].run(replica)
 
     total = sum(np.arange(9) + worker for worker in range(4))
     for sums in step():
-        for found in strategies[4].experimental_local_results(sums):
-            np.testing.assert_array_equal(found, total)
+        for local_sum in strategies[4].experimental_local_results(sums):
+            np.testing.assert_array_equal(local_sum, total)
 
 
-def test_what_is_made_from_a_ring_goes_its_own_way(strategies):
-    """As the one in the docs: a communicator does not take it for the default."""
-    asked = []
+def test_subclass_of_ring_is_not_taken_for_a_ring(strategies):
+    workers = []
 
     class Counting(collectives.Ring):
-        def sum(self, values, place):
-            asked.append(place.worker)
-            return (yield from super().sum(values, place))
+        def sum(self, values, rank):
+            workers.append(rank.worker)
+            return (yield from super().sum(values, rank))
 
     @tf.function(autograph=False)
     def step():
@@ -96,16 +94,16 @@ def test_what_is_made_from_a_ring_goes_its_own_way(strategies):
 
     for total in strategies[2].experimental_local_results(step()):
         np.testing.assert_array_equal(total, [2, 2, 2])
-    assert asked == [0, 1]
+    assert workers == [0, 1]
 
 
-@pytest.mark.parametrize("number", [1, 2, 5])
-def test_the_one_in_the_docs(number):
+@pytest.mark.parametrize("num_workers", [1, 2, 5])
+def test_example_in_the_docs(num_workers):
     text = (ROOT / "docs" / "collectives.md").read_text().split("## Writing one")[1]
     (code,) = re.findall(r"```python\n(.*?)```", text, re.S)
     names = {"tf_dgc": tf_dgc}
     exec(code, names)
-    vectors = np.arange(3 * number, dtype="float32").reshape(number, 3)
+    vectors = np.arange(3 * num_workers, dtype="float32").reshape(num_workers, 3)
     for total in simulate(names["Line"](), "sum", vectors):
         np.testing.assert_array_equal(total, sum(vectors))
 
@@ -128,19 +126,20 @@ def traffic(record):
 
 
 def longest_path(record):
-    """Return the bytes that wait for each other, of messages between two workers.
+    """Return the bytes on the longest chain of messages that wait for each other.
 
-    Both have to be there for one to begin, and it takes as long as it has bytes.
+    A message between two workers begins when both are ready, and takes as long as
+    it has bytes.
     """
     waiting = [list(messages) for messages in record]
-    over = [0] * len(record)
+    finished = [0] * len(record)
 
     def partner(worker):
         if not waiting[worker]:
             return None
         message = waiting[worker][0]
-        ends = getattr(message, "group", None)
-        return sum(ends) - worker if ends else message.partner
+        group = getattr(message, "group", None)
+        return sum(group) - worker if group else message.partner
 
     while any(waiting):
         worker, other = next(
@@ -151,94 +150,100 @@ def longest_path(record):
         message = waiting[worker].pop(0)
         waiting[other].pop(0)
         size = message.values.dtype.size * int(tf.size(message.values))
-        over[worker] = over[other] = max(over[worker], over[other]) + size
-    return max(over)
+        finished[worker] = finished[other] = (
+            max(finished[worker], finished[other]) + size
+        )
+    return max(finished)
 
 
-@pytest.mark.parametrize("number", NUMBERS)
-@pytest.mark.parametrize("exchange", OWN, ids=str)
-@pytest.mark.parametrize("kind", ["sum", "gather"])
-def test_costs_what_it_says(exchange, number, kind):
-    size = 8 * 3 * 5 * 7  # what all numbers of workers and servers divide
-    mine = np.ones([number, size], "int32")
-    record = [[] for _ in mine]
-    simulate(exchange, kind, mine, record)
+@pytest.mark.parametrize("num_workers", NUMS_WORKERS)
+@pytest.mark.parametrize("algorithm", COUNTED, ids=str)
+@pytest.mark.parametrize("operation", ["sum", "gather"])
+def test_bytes_equal_the_stated_cost(algorithm, num_workers, operation):
+    size = 8 * 3 * 5 * 7  # divisible by all numbers of workers and servers
+    values = np.ones([num_workers, size], "int32")
+    record = [[] for _ in values]
+    simulate(algorithm, operation, values, record)
     sent, received = traffic(record)
-    cost = getattr(exchange, f"cost_of_{kind}")(4 * size, number)
+    cost = getattr(algorithm, f"cost_of_{operation}")(4 * size, num_workers)
     assert sent.max() == cost.sent
     assert received.max() == cost.received
     assert sent.sum() == received.sum()
-    # Of trees whose parts are of different sizes it is nearly that.
+    # Approximate for trees whose parts differ in size.
     assert cost.path == pytest.approx(longest_path(record), rel=0.05)
 
 
-@pytest.mark.parametrize("exchange", OWN, ids=str)
-def test_rounds(exchange):
-    """As many as it says: of the worker that has most of them."""
-    for number in NUMBERS:
-        place = Rank(0, number)
-        for kind, shape in [("sum", [840]), ("gather", [840])]:
+@pytest.mark.parametrize("algorithm", COUNTED, ids=str)
+def test_rounds_equal_the_stated_cost(algorithm):
+    """Counts the rounds of the first worker, which has most of them."""
+    for num_workers in NUMS_WORKERS:
+        rank = Rank(0, num_workers)
+        for operation, shape in [("sum", [840]), ("gather", [840])]:
             values = tf.ones(shape, tf.int32)
-            step, rounds = getattr(exchange, kind)(values, place), 0
+            generator = getattr(algorithm, operation)(values, rank)
+            rounds = 0
             try:
-                asked = next(step)
+                requests = next(generator)
                 while True:
-                    rounds += bool(asked)
-                    asked = step.send([m.values for m in asked])
+                    rounds += bool(requests)
+                    requests = generator.send([m.values for m in requests])
             except StopIteration:
                 pass
-            cost = getattr(exchange, f"cost_of_{kind}")(1, number)
+            cost = getattr(algorithm, f"cost_of_{operation}")(1, num_workers)
             assert rounds == cost.rounds
 
 
 @pytest.mark.parametrize(
-    ("exchange", "number"),
-    in_turn(OWN, [3, 2, 4]),
+    ("algorithm", "num_workers"),
+    in_turn(COUNTED, [3, 2, 4]),
 )
 @pytest.mark.parametrize("mode", rows(["traced", "eager"], ["traced"]))
-def test_under_a_strategy(strategies, exchange, number, mode):
-    """What is summed or gathered, as is decided when it runs."""
-    as_it_is = functools.partial(tf.function, autograph=False)
-    wrap = {"traced": as_it_is, "eager": lambda function: function}[mode]
-    strategy = strategies[number]
-    generator = np.random.default_rng(0)
-    vectors = generator.normal(size=(number, 37)).astype("float32")
-    words = generator.integers(-9, 9, size=(number, 5)).astype("int32")
+def test_under_a_strategy(strategies, algorithm, num_workers, mode):
+    """A condition at run time chooses between sum and gather."""
+    strategy = strategies[num_workers]
+    rng = np.random.default_rng(0)
+    vectors = rng.normal(size=(num_workers, 37)).astype("float32")
+    words = rng.integers(-9, 9, size=(num_workers, 5)).astype("int32")
     local = strategy.experimental_local_results
 
-    @wrap
     def step(dense):
         def replica():
-            communicator = Communicator(strategy, exchange)
+            communicator = Communicator(strategy, algorithm)
             context = tf.distribute.get_replica_context()
             worker = context.replica_id_in_sync_group
-            mine = tf.gather(vectors, worker), tf.gather(words, worker)
-            return tuple(communicator.answer(DenseOrSparse(dense, *mine)))[:2]
+            request = DenseOrSparse(
+                dense, tf.gather(vectors, worker), tf.gather(words, worker)
+            )
+            return tuple(communicator.answer(request))[:2]
 
         return strategy.run(replica)
 
+    if mode == "traced":
+        step = tf.function(step, autograph=False)
     totals, _ = map(local, step(tf.constant(True)))
     assert len({total.numpy().tobytes() for total in totals}) == 1
     np.testing.assert_allclose(totals[0], vectors.sum(axis=0), atol=1e-5)
     _, buffers = map(local, step(tf.constant(False)))
-    for everyone in buffers:
-        np.testing.assert_array_equal(everyone, words)
+    for gathered in buffers:
+        np.testing.assert_array_equal(gathered, words)
 
 
 SETTINGS = {
-    "fused, by a schedule": lambda exchange: tf_dgc.DGCOptimizer(
+    "fused top-k with a schedule": lambda algorithm: tf_dgc.DGCOptimizer(
         keras.optimizers.SGD(0.5, momentum=0.5),
         tf_dgc.schedules.PiecewiseConstantSparsity([1], [0.0, 0.97]),
-        collective=exchange,
+        collective=algorithm,
         diagnostics=tf_dgc.Diagnostics(check_every=1),
     ),
-    "composed, of two rounds": lambda exchange: tf_dgc.CompressedOptimizer(
-        keras.optimizers.SGD(0.5), "scale_com", collective=exchange
+    "TensorFlow operations with two rounds": lambda algorithm: (
+        tf_dgc.CompressedOptimizer(
+            keras.optimizers.SGD(0.5), "scale_com", collective=algorithm
+        )
     ),
-    "by the engine": lambda exchange: tf_dgc.CompressedOptimizer(
+    "native engine": lambda algorithm: tf_dgc.CompressedOptimizer(
         keras.optimizers.SGD(0.5),
         "two_bit",
-        collective=exchange,
+        collective=algorithm,
         diagnostics=tf_dgc.Diagnostics(check_every=2),
     ),
 }
@@ -246,18 +251,18 @@ SETTINGS = {
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    ("settings", "exchange"),
+    ("settings", "algorithm"),
     in_turn(
         SETTINGS, [collectives.Butterfly(), collectives.Tree(), collectives.Star(2)]
     ),
 )
-def test_an_optimizer_steps_alike(strategies, settings, exchange):
-    """To the last bit, as all of these numbers add up exactly."""
+def test_optimizer_takes_the_same_steps(strategies, settings, algorithm):
+    """Bit-equal, because all sums of these numbers are exact."""
     rng = np.random.default_rng(0)
     weights = [np.zeros((40, 50), "float32"), np.zeros(7, "float32")]
     trainers = [
         Trainer(strategies[3], lambda e=e: SETTINGS[settings](e), weights)
-        for e in ("ring", exchange)
+        for e in ("ring", algorithm)
     ]
     for _ in range(3):
         gradients = [
@@ -266,12 +271,14 @@ def test_an_optimizer_steps_alike(strategies, settings, exchange):
         ]
         for trainer in trainers:
             trainer.step(gradients)
-        ours, stock = (trainer.state() for trainer in trainers)
-        for (path, copies), expected in zip(ours.items(), stock.values(), strict=True):
+        ring_state, state = (trainer.state() for trainer in trainers)
+        for (path, expected), copies in zip(
+            ring_state.items(), state.values(), strict=True
+        ):
             np.testing.assert_array_equal(copies, expected, err_msg=path)
 
 
-def test_a_config(strategies):
+def test_config_round_trip(strategies):
     with strategies[2].scope():
         sgd = keras.optimizers.SGD(0.5)
         optimizer = tf_dgc.DGCOptimizer(sgd, collective=collectives.Star(2))
@@ -280,22 +287,22 @@ def test_a_config(strategies):
 
 
 @pytest.mark.parametrize("name", collectives.names())
-def test_found_by_name_and_saved(name):
-    found = collectives.get(name)
-    assert found.name == name
-    assert type(found).from_config(found.get_config()).get_config() == (
-        found.get_config()
+def test_get_by_name_and_config(name):
+    algorithm = collectives.get(name)
+    assert algorithm.name == name
+    assert type(algorithm).from_config(algorithm.get_config()).get_config() == (
+        algorithm.get_config()
     )
-    assert collectives.get(found) is found
+    assert collectives.get(algorithm) is algorithm
 
 
 @pytest.mark.parametrize("wrong", ["circle", 3, None])
-def test_no_exchange(wrong):
+def test_unknown_algorithm_raises(wrong):
     with pytest.raises(ValueError, match=r"must be one of 'ring'.*Received"):
         collectives.get(wrong)
 
 
 @pytest.mark.parametrize("shards", [0, -1, 1.5, "all"])
-def test_no_number_of_servers(shards):
+def test_invalid_shards_raise(shards):
     with pytest.raises(ValueError, match=r"1 or more\. Received"):
         collectives.Star(shards)

@@ -1,4 +1,4 @@
-"""Graphs of gossip: what they come to, who meets whom, and what is refused."""
+"""Graphs of gossip: mixing matrices, messages between neighbors, and errors."""
 
 import keras
 import numpy as np
@@ -11,12 +11,12 @@ from tf_dgc.collectives.requests import SendRecv
 from tf_dgc.testing import run_all
 
 PATH = [[0.75, 0.25, 0], [0.25, 0.5, 0.25], [0, 0.25, 0.75]]
-CIRCLE = [[0.5, 0.5, 0], [0, 0.5, 0.5], [0.5, 0, 0.5]]  # each hears one, and not back
+CIRCLE = [[0.5, 0.5, 0], [0, 0.5, 0.5], [0.5, 0, 0.5]]  # directed
 GRAPHS = [*graphs.NAMED_GRAPHS, PATH, CIRCLE]
 
 
-def phases(graph, number):
-    return Gossip(graph).weights(number)
+def phases(graph, num_workers):
+    return Gossip(graph).weights(num_workers)
 
 
 def cases():
@@ -25,62 +25,64 @@ def cases():
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("graph", "number"), cases())
-def test_weights_are_doubly_stochastic_and_lead_to_a_consensus(graph, number):
-    product = np.eye(number)
-    for matrix in phases(graph, number) * 400:
-        graphs.check_mixing_matrix(matrix) if len(phases(graph, number)) == 1 else None
+@pytest.mark.parametrize(("graph", "num_workers"), cases())
+def test_weights_are_doubly_stochastic_and_lead_to_a_consensus(graph, num_workers):
+    product = np.eye(num_workers)
+    for matrix in phases(graph, num_workers) * 400:
+        if len(phases(graph, num_workers)) == 1:
+            graphs.check_mixing_matrix(matrix)
         assert np.all(matrix >= 0)
         np.testing.assert_allclose(matrix.sum(axis=0), 1, rtol=1e-12)
         np.testing.assert_allclose(matrix.sum(axis=1), 1, rtol=1e-12)
         product = matrix @ product
-    np.testing.assert_allclose(product, 1 / number, atol=1e-3)
+    np.testing.assert_allclose(product, 1 / num_workers, atol=1e-3)
 
 
-@pytest.mark.parametrize("number", [2, 4, 8, 16])
-def test_one_peer_graphs_reach_the_mean_exactly(number):
-    matrices = phases("exponential", number)
-    assert len(matrices) == np.log2(number)
+@pytest.mark.parametrize("num_workers", [2, 4, 8, 16])
+def test_one_peer_graphs_reach_the_mean_exactly(num_workers):
+    matrices = phases("exponential", num_workers)
+    assert len(matrices) == np.log2(num_workers)
     assert all(np.all((m > 0).sum(axis=1) == 2) for m in matrices)
     np.testing.assert_array_equal(
-        np.linalg.multi_dot([*matrices, np.eye(number)]), 1 / number
+        np.linalg.multi_dot([*matrices, np.eye(num_workers)]), 1 / num_workers
     )
 
 
-def test_a_torus_has_four_neighbours():
+def test_torus_has_four_neighbors():
     (matrix,) = phases("torus", 12)
     assert np.all((matrix > 0).sum(axis=1) == 5)
     assert set(np.flatnonzero(matrix[0])) == {0, 1, 3, 4, 8}  # 3 x 4
     np.testing.assert_array_equal(matrix, matrix.T)
 
 
-@pytest.mark.parametrize(("graph", "number"), cases())
-def test_words_come_from_neighbours_and_go_to_nobody_else(graph, number):
-    gossip, words = Gossip(graph), np.arange(7 * number, dtype="int32").reshape(-1, 7)
-    for phase, matrix in enumerate(gossip.weights(number)):
-        places = [Rank(worker, number) for worker in range(number)]
-        asked = [[] for _ in places]
+@pytest.mark.parametrize(("graph", "num_workers"), cases())
+def test_words_travel_only_between_neighbors(graph, num_workers):
+    gossip = Gossip(graph)
+    words = np.arange(7 * num_workers, dtype="int32").reshape(-1, 7)
+    for phase, matrix in enumerate(gossip.weights(num_workers)):
+        ranks = [Rank(worker, num_workers) for worker in range(num_workers)]
+        requests = [[] for _ in ranks]
         rounds = [
-            gossip.gather_near(tf.constant(w), place, phase)
-            for w, place in zip(words, places, strict=True)
+            gossip.gather_near(tf.constant(w), rank, phase)
+            for w, rank in zip(words, ranks, strict=True)
         ]
-        found = run_all(rounds, asked)
-        for place, rows, messages in zip(places, found, asked, strict=True):
-            mine = gossip.neighbors(place, phase)
-            np.testing.assert_array_equal(rows, words[mine].reshape(-1, 7))
-            linked = (matrix + matrix.T)[place.worker] > 0
-            met = [
-                m.partner if isinstance(m, SendRecv) else sum(m.group) - place.worker
+        gathered = run_all(rounds, requests)
+        for rank, rows, messages in zip(ranks, gathered, requests, strict=True):
+            neighbors = gossip.neighbors(rank, phase)
+            np.testing.assert_array_equal(rows, words[neighbors].reshape(-1, 7))
+            is_linked = (matrix + matrix.T)[rank.worker] > 0
+            partners = [
+                m.partner if isinstance(m, SendRecv) else sum(m.group) - rank.worker
                 for m in messages
             ]
-            assert sorted(met) == [
-                i for i in np.flatnonzero(linked) if i != place.worker
+            assert sorted(partners) == [
+                i for i in np.flatnonzero(is_linked) if i != rank.worker
             ]
 
 
-@pytest.mark.parametrize(("graph", "number"), cases())
-def test_nobody_meets_two_at_once(graph, number):
-    for matrix in phases(graph, number):
+@pytest.mark.parametrize(("graph", "num_workers"), cases())
+def test_each_worker_has_one_partner_at_a_time(graph, num_workers):
+    for matrix in phases(graph, num_workers):
         for pairs in graphs.matchings(matrix):
             members = [m for pair in pairs for m in pair]
             assert len(set(members)) == len(members)
@@ -118,12 +120,12 @@ def test_config(graph):
         ),
     ],
 )
-def test_what_is_refused(settings, message):
+def test_invalid_settings_raise(settings, message):
     with pytest.raises(ValueError, match=f"(?s){message}.*Received"):
         Gossip(**settings)
 
 
-def test_a_matrix_of_other_workers():
+def test_matrix_of_another_size_raises():
     with pytest.raises(ValueError, match="a row and a column for each worker"):
         Gossip(PATH).weights(2)
 
@@ -134,8 +136,8 @@ def test_one_worker_may_have_any_matrix():
     assert gossip.neighbors(Rank(0, 1), 0) == []
 
 
-def test_a_matrix_is_copied():
-    given = np.array(PATH)
-    gossip = Gossip(given)
-    given[:] = 0
+def test_matrix_is_copied():
+    matrix = np.array(PATH)
+    gossip = Gossip(matrix)
+    matrix[:] = 0
     np.testing.assert_array_equal(gossip.weights(3), [PATH])

@@ -1,9 +1,4 @@
-"""What all communicators can do: sums, gathers, swaps, spreads and broadcasts.
-
-Of all workers, of groups and of pairs; in the simulation and under a strategy alike.
-"""
-
-import functools
+"""Collectives of all workers, groups and pairs, in the simulation and in a strategy."""
 
 import numpy as np
 import pytest
@@ -23,76 +18,79 @@ from tf_dgc.multiworker import chunks, cross_device
 from tf_dgc.testing import run_all
 
 
-def simulated(strategies, number, program):
-    return run_all([program(worker, number) for worker in range(number)])
+def run_simulated(strategies, num_workers, program):
+    return run_all([program(worker, num_workers) for worker in range(num_workers)])
 
 
-def traced(strategies, number, program):
-    # What AutoGraph makes of the package would run, of which coverage knows nothing.
-    as_it_is = functools.partial(tf.function, autograph=False)
-    return _distributed(strategies[number], program, as_it_is)
+def run_traced(strategies, num_workers, program):
+    return _run_distributed(strategies[num_workers], program, traced=True)
 
 
-def eager(strategies, number, program):
-    return _distributed(strategies[number], program, lambda step: step)
+def run_eager(strategies, num_workers, program):
+    return _run_distributed(strategies[num_workers], program, traced=False)
 
 
-def _distributed(strategy, program, wrap):
+def _run_distributed(strategy, program, traced):
     def replica():
-        number = strategy.num_replicas_in_sync
+        num_workers = strategy.num_replicas_in_sync
         context = tf.distribute.get_replica_context()
         worker = int(tf.get_static_value(context.replica_id_in_sync_group))
-        outcome, _ = Communicator(strategy).run(program(worker, number))
+        outcome, _ = Communicator(strategy).run(program(worker, num_workers))
         return outcome
 
-    # A list of each, as a strategy takes tuples and lists apart.
-    found = wrap(lambda: strategy.run(replica))()
+    def step():
+        return strategy.run(replica)
+
+    if traced:  # without AutoGraph, whose code coverage cannot see
+        step = tf.function(step, autograph=False)
+    # A strategy unpacks tuples and lists, so each worker's result is packed again.
+    per_replica = step()
+    local_values = map(
+        strategy.experimental_local_results, tf.nest.flatten(per_replica)
+    )
     return [
-        tf.nest.pack_sequence_as(found, of_worker)
-        for of_worker in zip(
-            *map(strategy.experimental_local_results, tf.nest.flatten(found)),
-            strict=True,
-        )
+        tf.nest.pack_sequence_as(per_replica, values)
+        for values in zip(*local_values, strict=True)
     ]
 
 
 @pytest.fixture(
-    params=[simulated, traced, pytest.param(eager, marks=pytest.mark.slow)],
+    params=[run_simulated, run_traced, pytest.param(run_eager, marks=pytest.mark.slow)],
 )
 def run(request, strategies):
-    def check(number, program):
+    def check(num_workers, program):
         return tf.nest.map_structure(
-            lambda x: x.numpy(), request.param(strategies, number, program)
+            lambda x: x.numpy(), request.param(strategies, num_workers, program)
         )
 
     return check
 
 
-def numbers(worker, *shape, dtype=tf.int32):
-    found = 100 * worker + np.arange(np.prod(shape)).reshape(shape)
-    return tf.constant(found, dtype)
+def make_values(worker, *shape, dtype=tf.int32):
+    values = 100 * worker + np.arange(np.prod(shape)).reshape(shape)
+    return tf.constant(values, dtype)
 
 
-@pytest.mark.parametrize("number", rows([1, 2, 3, 4], [1, 3]))
-def test_of_all(run, number):
+@pytest.mark.parametrize("num_workers", rows([1, 2, 3, 4], [1, 3]))
+def test_collectives_of_all_workers(run, num_workers):
     def program(worker, n):
-        mine = numbers(worker, 2, 3)
-        total, gathered = yield [AllReduce(mine), AllGather(numbers(worker, 4))]
+        values = make_values(worker, 2, 3)
+        total, gathered = yield [AllReduce(values), AllGather(make_values(worker, 4))]
         source = n - 1
-        spread, told = yield [
-            AllToAll(tf.stack([mine + 1000 * i for i in range(n)])),
-            Broadcast(mine, source),
+        exchanged, broadcast = yield [
+            AllToAll(tf.stack([values + 1000 * i for i in range(n)])),
+            Broadcast(values, source),
         ]
-        return [total, gathered, spread, told]
+        return [total, gathered, exchanged, broadcast]
 
-    alone = [numbers(w, 2, 3).numpy() for w in range(number)]
-    for worker, found in enumerate(run(number, program)):
-        np.testing.assert_array_equal(found[0], sum(alone))
+    inputs = [make_values(w, 2, 3).numpy() for w in range(num_workers)]
+    for worker, results in enumerate(run(num_workers, program)):
+        np.testing.assert_array_equal(results[0], sum(inputs))
         np.testing.assert_array_equal(
-            found[1], [numbers(w, 4).numpy() for w in range(number)]
+            results[1], [make_values(w, 4).numpy() for w in range(num_workers)]
         )
-        np.testing.assert_array_equal(found[2], [a + 1000 * worker for a in alone])
-        np.testing.assert_array_equal(found[3], alone[-1])
+        np.testing.assert_array_equal(results[2], [a + 1000 * worker for a in inputs])
+        np.testing.assert_array_equal(results[3], inputs[-1])
 
 
 GROUPS = [
@@ -103,79 +101,92 @@ GROUPS = [
 
 
 @pytest.mark.parametrize("groups", rows(GROUPS, GROUPS[1:]), ids=str)
-def test_of_groups(run, groups):
+def test_collectives_of_groups(run, groups):
     def program(worker, n):
         group = groups[worker]
-        mine = numbers(worker, 5, dtype=tf.float32)
+        values = make_values(worker, 5, dtype=tf.float32)
         total, gathered = yield [
-            AllReduce(mine, group),
-            AllGather(numbers(worker, 2), group),
+            AllReduce(values, group),
+            AllGather(make_values(worker, 2), group),
         ]
         dense, sparse = yield [
-            DenseOrSparse(dense, mine, numbers(worker, 3), group=group)
+            DenseOrSparse(dense, values, make_values(worker, 3), group=group)
             for dense in (True, False)
         ]
-        rows = tf.stack([numbers(worker, 2) + 1000 * i for i in group])
-        spread, told = yield [AllToAll(rows, group), Broadcast(mine, group[-1], group)]
-        # What a group does once more, with the same shapes.
+        rows = tf.stack([make_values(worker, 2) + 1000 * i for i in group])
+        exchanged, broadcast = yield [
+            AllToAll(rows, group),
+            Broadcast(values, group[-1], group),
+        ]
+        # The same collective of the same group again.
         (again,) = yield [AllReduce(total, group)]
-        return [total, gathered, dense.total, sparse.buffers, spread, told, again]
+        return [
+            total,
+            gathered,
+            dense.total,
+            sparse.buffers,
+            exchanged,
+            broadcast,
+            again,
+        ]
 
-    for worker, found in enumerate(run(len(groups), program)):
+    for worker, results in enumerate(run(len(groups), program)):
         group = groups[worker]
-        vectors = [numbers(w, 5).numpy() for w in group]
-        pairs = np.array([numbers(w, 2).numpy() for w in group])
-        np.testing.assert_array_equal(found[0], sum(vectors))
-        np.testing.assert_array_equal(found[1], pairs)
-        np.testing.assert_array_equal(found[2], sum(vectors))
-        np.testing.assert_array_equal(found[3], [numbers(w, 3).numpy() for w in group])
-        np.testing.assert_array_equal(found[4], pairs + 1000 * worker)
-        np.testing.assert_array_equal(found[5], vectors[-1])
-        np.testing.assert_array_equal(found[6], len(group) * sum(vectors))
+        vectors = [make_values(w, 5).numpy() for w in group]
+        pairs = np.array([make_values(w, 2).numpy() for w in group])
+        np.testing.assert_array_equal(results[0], sum(vectors))
+        np.testing.assert_array_equal(results[1], pairs)
+        np.testing.assert_array_equal(results[2], sum(vectors))
+        np.testing.assert_array_equal(
+            results[3], [make_values(w, 3).numpy() for w in group]
+        )
+        np.testing.assert_array_equal(results[4], pairs + 1000 * worker)
+        np.testing.assert_array_equal(results[5], vectors[-1])
+        np.testing.assert_array_equal(results[6], len(group) * sum(vectors))
 
 
 @pytest.mark.parametrize("dtype", rows(["float16", "float64", "int64"], ["float16"]))
-def test_swaps_of_other_types(run, dtype):
-    """Each round with another partner, and twice with one."""
+def test_send_recv_of_other_dtypes(run, dtype):
+    """With another partner, and twice with the same one."""
 
     def program(worker, n):
-        mine = numbers(worker, 3, 2, dtype=dtype)
-        (first,) = yield [SendRecv(mine, worker ^ 1)]
-        (then,) = yield [SendRecv(first + 1, worker ^ 1)]
-        (last,) = yield [SendRecv(then, worker ^ 2)]
-        return last
+        values = make_values(worker, 3, 2, dtype=dtype)
+        (values,) = yield [SendRecv(values, worker ^ 1)]
+        (values,) = yield [SendRecv(values + 1, worker ^ 1)]
+        (values,) = yield [SendRecv(values, worker ^ 2)]
+        return values
 
-    for worker, found in enumerate(run(4, program)):
-        expected = numbers(worker ^ 2, 3, 2, dtype=dtype) + 1
-        np.testing.assert_array_equal(found, expected)
-        assert found.dtype == dtype
+    for worker, result in enumerate(run(4, program)):
+        expected = make_values(worker ^ 2, 3, 2, dtype=dtype) + 1
+        np.testing.assert_array_equal(result, expected)
+        assert result.dtype == dtype
 
 
-def test_broadcasts_one_after_the_other(run):
-    """Both directions at once, again and again, under the same keys."""
+def test_repeated_broadcasts(run):
+    """In both directions at once, repeatedly, with the same keys."""
 
     def program(worker, n):
         pair = (worker & ~1, worker | 1)
-        found = []
-        mine = numbers(worker, 1000)
+        results = []
+        sent = make_values(worker, 1000)
         for _ in range(5):
-            told = yield [Broadcast(mine, source, pair) for source in pair]
-            found += told
-            mine = told[0] + told[1]  # which does not wait for what this one sent
-            mine += worker
-        return tf.stack(found)
+            received = yield [Broadcast(sent, source, pair) for source in pair]
+            results += received
+            sent = received[0] + received[1]  # does not wait for its own broadcast
+            sent += worker
+        return tf.stack(results)
 
-    for worker, found in enumerate(run(4, program)):
+    for worker, results in enumerate(run(4, program)):
         pair = (worker & ~1, worker | 1)
-        values = {w: numbers(w, 1000).numpy() for w in pair}
+        values = {w: make_values(w, 1000).numpy() for w in pair}
         for i in range(5):
             for j, source in enumerate(pair):
-                np.testing.assert_array_equal(found[2 * i + j], values[source])
+                np.testing.assert_array_equal(results[2 * i + j], values[source])
             total = sum(values.values())
             values = {w: total + w for w in pair}
 
 
-def test_what_is_large_goes_in_pieces(run, monkeypatch):
+def test_large_tensors_are_sent_in_chunks(run, monkeypatch):
     monkeypatch.setattr(chunks, "CHUNK_BYTES", 16)
     for function in (
         chunks.chunked_all_reduce,
@@ -185,40 +196,40 @@ def test_what_is_large_goes_in_pieces(run, monkeypatch):
         monkeypatch.setitem(function.__kwdefaults__, "size", 16)
 
     def program(worker, n):
-        mine, partner = numbers(worker, 13), worker ^ 1
+        values, partner = make_values(worker, 13), worker ^ 1
         group = (worker & ~1, worker | 1)
-        (swapped,) = yield [SendRecv(mine, partner)]
-        (spread,) = yield [AllToAll(tf.stack([mine, -mine]), group)]
-        (told,) = yield [Broadcast(mine, group[1], group)]
-        return [swapped, spread, told]
+        (received,) = yield [SendRecv(values, partner)]
+        (exchanged,) = yield [AllToAll(tf.stack([values, -values]), group)]
+        (broadcast,) = yield [Broadcast(values, group[1], group)]
+        return [received, exchanged, broadcast]
 
-    for worker, found in enumerate(run(4, program)):
+    for worker, results in enumerate(run(4, program)):
         low, high = worker & ~1, worker | 1
-        np.testing.assert_array_equal(found[0], numbers(worker ^ 1, 13))
+        np.testing.assert_array_equal(results[0], make_values(worker ^ 1, 13))
         sign = 1 if worker == low else -1
-        both = [sign * numbers(w, 13).numpy() for w in (low, high)]
-        np.testing.assert_array_equal(found[1], both)
-        np.testing.assert_array_equal(found[2], numbers(high, 13))
+        expected = [sign * make_values(w, 13).numpy() for w in (low, high)]
+        np.testing.assert_array_equal(results[1], expected)
+        np.testing.assert_array_equal(results[2], make_values(high, 13))
 
 
-def test_nothing(run):
+def test_empty_tensors(run):
     def program(worker, n):
-        none = tf.zeros([0], tf.int32)
-        found = yield [
-            AllReduce(none),
-            AllGather(none),
-            SendRecv(none, worker ^ 1),
+        empty = tf.zeros([0], tf.int32)
+        results = yield [
+            AllReduce(empty),
+            AllGather(empty),
+            SendRecv(empty, worker ^ 1),
             AllToAll(tf.zeros([2, 0], tf.int32)),
-            Broadcast(none, 1),
+            Broadcast(empty, 1),
         ]
-        return list(found)
+        return list(results)
 
-    for found in run(2, program):
-        assert [x.shape for x in found] == [(0,), (2, 0), (0,), (2, 0), (0,)]
+    for results in run(2, program):
+        assert [x.shape for x in results] == [(0,), (2, 0), (0,), (2, 0), (0,)]
 
 
-def test_lengths_that_are_known_when_it_runs(strategies):
-    """As where the sparsity is scheduled."""
+def test_lengths_known_only_at_run_time(strategies):
+    """As with a schedule of the sparsity."""
     strategy = strategies[2]
 
     @tf.function(autograph=False)
@@ -226,28 +237,30 @@ def test_lengths_that_are_known_when_it_runs(strategies):
         def replica():
             context = tf.distribute.get_replica_context()
             worker = int(tf.get_static_value(context.replica_id_in_sync_group))
-            mine = tf.range(length) + 100 * worker
+            values = tf.range(length) + 100 * worker
 
             def program():
-                (swapped,) = yield [SendRecv(mine, 1 - worker)]
-                (told,) = yield [Broadcast(mine, 1)]
-                return swapped, told
+                (received,) = yield [SendRecv(values, 1 - worker)]
+                (broadcast,) = yield [Broadcast(values, 1)]
+                return received, broadcast
 
             return Communicator(strategy).run(program())[0]
 
         return strategy.run(replica)
 
     for length in (3, 5):
-        swapped, told = step(tf.constant(length))
+        received, broadcast = step(tf.constant(length))
         for worker in range(2):
-            others = np.arange(length) + 100 * (1 - worker)
+            expected = np.arange(length) + 100 * (1 - worker)
             local = strategy.experimental_local_results
-            np.testing.assert_array_equal(local(swapped)[worker], others)
-            np.testing.assert_array_equal(local(told)[worker], np.arange(length) + 100)
+            np.testing.assert_array_equal(local(received)[worker], expected)
+            np.testing.assert_array_equal(
+                local(broadcast)[worker], np.arange(length) + 100
+            )
 
 
 def test_keys_and_counts(strategies):
-    """As many keys as kinds, however many steps; workers count by their groups."""
+    """Steps need no new keys, and workers count by group."""
     strategy = strategies[3]
     hook = cross_device.cross_device_ops(strategy)
 
@@ -257,8 +270,8 @@ def test_keys_and_counts(strategies):
             context = tf.distribute.get_replica_context()
             worker = int(tf.get_static_value(context.replica_id_in_sync_group))
             group = (0, 2) if worker != 1 else (1,)
-            mine = numbers(worker, 17)
-            return Communicator(strategy).answer(AllReduce(mine, group))
+            values = make_values(worker, 17)
+            return Communicator(strategy).answer(AllReduce(values, group))
 
         return strategy.run(replica)
 
@@ -267,12 +280,12 @@ def test_keys_and_counts(strategies):
     for _ in range(3):
         step()
     assert hook.num_keys == keys
-    # All of them are replicas of one process, which wait for no other.
+    # All workers are replicas in one process, which waits for no other process.
     assert list(hook.count()) == [None]
 
 
 @pytest.mark.parametrize(
-    ("message", "said"),
+    ("collective", "error"),
     [
         (AllReduce(tf.ones([1]), (0, 7)), "must name workers in ascending order"),
         (AllReduce(tf.ones([1]), (1, 2)), "must name workers in ascending order"),
@@ -283,13 +296,13 @@ def test_keys_and_counts(strategies):
         (Broadcast(tf.ones([1]), 2), "must come from a worker of the group"),
     ],
 )
-def test_what_cannot_be(strategies, message, said):
+def test_invalid_requests_raise(strategies, collective, error):
     strategy = strategies[2]
 
     def replica():
         context = tf.distribute.get_replica_context()
         if context.replica_id_in_sync_group == 0:
-            Communicator(strategy).answer(message)
+            Communicator(strategy).answer(collective)
 
-    with pytest.raises(ValueError, match=said):
+    with pytest.raises(ValueError, match=error):
         strategy.run(replica)

@@ -1,4 +1,4 @@
-"""What optimizers do with all exchanges that merge entries on the way."""
+"""Optimizers with collective algorithms that merge entries on the way."""
 
 import keras
 import numpy as np
@@ -17,78 +17,80 @@ from tf_dgc.collectives.requests import BufferLayout
 from tf_dgc.testing import run_all
 
 MERGING = ["gtopk", "oktopk", "twoway"]
-FORM = BufferLayout([TensorSpec("a", (60,), tf.float32, False)], [4])
+LAYOUT = BufferLayout([TensorSpec("a", (60,), tf.float32, False)], [4])
 
 
-def make_trainer(strategies, number, exchange, inner=None, whole=False, **settings):
+def make_trainer(
+    strategies, num_workers, algorithm, inner=None, round_weights=False, **settings
+):
     rng = np.random.default_rng(3)
     weights = [rng.normal(size=s).astype("float32") for s in [(40, 50), (60, 30), (9,)]]
-    weights = [np.round(w) for w in weights] if whole else weights
+    weights = [np.round(w) for w in weights] if round_weights else weights
     inner = inner or (lambda: keras.optimizers.SGD(0.25, momentum=0.5))
     return Trainer(
-        strategies[number],
-        lambda: tf_dgc.DGCOptimizer(inner(), collective=exchange, **settings),
+        strategies[num_workers],
+        lambda: tf_dgc.DGCOptimizer(inner(), collective=algorithm, **settings),
         weights,
     )
 
 
-@pytest.mark.parametrize("exchange", MERGING)
-@pytest.mark.parametrize("number", rows([1, 2, 3, 4], [3]))
-def test_nothing_is_lost(strategies, number, exchange):
-    """What was sent and what is kept add up, to the last bit; all have the same."""
+@pytest.mark.parametrize("algorithm", MERGING)
+@pytest.mark.parametrize("num_workers", rows([1, 2, 3, 4], [3]))
+def test_no_entries_are_lost(strategies, num_workers, algorithm):
+    """Updates and residuals add up bit for bit; all workers have the same weights."""
     plain = lambda: keras.optimizers.SGD(0.25)  # noqa: E731
     settings = {
         "sparsity": 0.97,
         "diagnostics": tf_dgc.Diagnostics(check_every=2),
-        "whole": True,
+        "round_weights": True,
     }
-    trainer = make_trainer(strategies, number, exchange, plain, **settings)
+    trainer = make_trainer(strategies, num_workers, algorithm, plain, **settings)
     rng = np.random.default_rng(0)
     before = trainer.weights()
     total = [np.zeros(w.shape) for w in before]
     for _ in range(4):
         gradients = [
             [rng.integers(-64, 64, size=w.shape).astype("float32") for w in before]
-            for _ in range(number)
+            for _ in range(num_workers)
         ]
         trainer.step(gradients)
         total = [t + sum(g[i] for g in gradients) for i, t in enumerate(total)]
     residuals = trainer.local(trainer.optimizer.residual)
-    moved = 0
+    num_changed = 0
     for i, (old, new) in enumerate(zip(before, trainer.weights(), strict=True)):
-        kept = sum(worker[i] for worker in residuals)
-        np.testing.assert_array_equal(old - new, 0.25 * total[i] - kept)
-        moved += np.count_nonzero(old != new)
-    assert moved > 100
+        residual = sum(worker[i] for worker in residuals)
+        np.testing.assert_array_equal(old - new, 0.25 * total[i] - residual)
+        num_changed += np.count_nonzero(old != new)
+    assert num_changed > 100
     for copies in trainer.replica_weights():
         for copy in copies[1:]:
             np.testing.assert_array_equal(copy, copies[0])
 
 
-@pytest.mark.parametrize("exchange", rows(MERGING, MERGING[:1]))
-def test_as_one_worker_it_is_dgc(strategies, exchange):
-    ours = make_trainer(strategies, 1, exchange, sparsity=0.97)
+@pytest.mark.parametrize("algorithm", rows(MERGING, MERGING[:1]))
+def test_one_worker_equals_dgc(strategies, algorithm):
+    merging = make_trainer(strategies, 1, algorithm, sparsity=0.97)
     rng = np.random.default_rng(3)
-    weights = [rng.normal(size=w.shape).astype("float32") for w in ours.weights()]
+    weights = [rng.normal(size=w.shape).astype("float32") for w in merging.weights()]
     sgd = lambda: keras.optimizers.SGD(0.25, momentum=0.5)  # noqa: E731
     plain = Trainer(strategies[1], lambda: tf_dgc.DGCOptimizer(sgd(), 0.97), weights)
     for _ in range(3):
         gradients = [[rng.normal(size=w.shape).astype("float32") for w in weights]]
-        ours.step(gradients)
+        merging.step(gradients)
         plain.step(gradients)
-    for mine, theirs in zip(ours.weights(), plain.weights(), strict=True):
-        np.testing.assert_array_equal(mine, theirs)
+    for actual, expected in zip(merging.weights(), plain.weights(), strict=True):
+        np.testing.assert_array_equal(actual, expected)
 
 
-@pytest.mark.parametrize("exchange", rows(MERGING, MERGING[:1]))
-def test_velocity_and_a_schedule(strategies, exchange):
-    """Dense at first; then velocities are cleared where entries were kept."""
+@pytest.mark.parametrize("algorithm", rows(MERGING, MERGING[:1]))
+def test_velocity_is_cleared_after_a_dense_step(strategies, algorithm):
+    """Factor masking clears the velocity where entries were delivered."""
     schedule = tf_dgc.schedules.PiecewiseConstantSparsity([1], [0.0, 0.9])
     settings = {
         "sparsity": schedule,
         "corrections": tf_dgc.Corrections(factor_masking=True),
     }
-    trainer = make_trainer(strategies, 2, exchange, **settings)
+    trainer = make_trainer(strategies, 2, algorithm, **settings)
     rng = np.random.default_rng(0)
     for _ in range(3):
         gradients = [
@@ -105,15 +107,17 @@ def test_velocity_and_a_schedule(strategies, exchange):
         for v, r in zip(velocity[:2], residual[:2], strict=True):
             sent = np.count_nonzero(v == 0)
             assert 0 < sent <= 0.1 * v.size + 1
-            if exchange != "twoway":  # whose owners keep what they do not send on
+            if algorithm != "twoway":  # whose owners keep entries that they drop
                 np.testing.assert_array_equal(r[v == 0], 0)
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("exchange", MERGING)
+@pytest.mark.parametrize("algorithm", MERGING)
 @pytest.mark.parametrize("path", ["native", "operations"])
-def test_all_are_exempt_on_a_schedule(strategies, monkeypatch, exchange, path):
-    """Every step is dense, which is known only when it runs."""
+def test_only_uncompressed_tensors_on_a_schedule(
+    strategies, monkeypatch, algorithm, path
+):
+    """Every step is dense, which is known only at run time."""
     if path == "operations":
         monkeypatch.setattr(
             native_library,
@@ -124,7 +128,7 @@ def test_all_are_exempt_on_a_schedule(strategies, monkeypatch, exchange, path):
     sgd = lambda: keras.optimizers.SGD(0.25)  # noqa: E731
     trainer = Trainer(
         strategies[2],
-        lambda: tf_dgc.DGCOptimizer(sgd(), schedule, collective=exchange),
+        lambda: tf_dgc.DGCOptimizer(sgd(), schedule, collective=algorithm),
         [np.zeros(5, "float32")],
         traced=True,
     )
@@ -133,13 +137,13 @@ def test_all_are_exempt_on_a_schedule(strategies, monkeypatch, exchange, path):
     np.testing.assert_array_equal(trainer.weights()[0], np.full(5, -1.0))
 
 
-@pytest.mark.parametrize("exchange", MERGING)
-def test_none_of_a_workers_entries_arrive(strategies, exchange):
-    """With momentum, whose velocity is cleared where entries did."""
+@pytest.mark.parametrize("algorithm", MERGING)
+def test_worker_whose_entries_are_all_dropped(strategies, algorithm):
+    """Momentum is cleared only where entries were delivered."""
     sgd = lambda: keras.optimizers.SGD(1.0, momentum=0.5)  # noqa: E731
     trainer = Trainer(
         strategies[2],
-        lambda: tf_dgc.DGCOptimizer(sgd(), 0.999, collective=exchange),
+        lambda: tf_dgc.DGCOptimizer(sgd(), 0.999, collective=algorithm),
         [np.zeros((40, 50), "float32")],
     )
     gradients = [[np.zeros((40, 50), "float32")] for _ in range(2)]
@@ -152,7 +156,7 @@ def test_none_of_a_workers_entries_arrive(strategies, exchange):
 
 
 def refusal(rounds):
-    """Run the rounds of a worker, read what it gets, and return why it cannot."""
+    """Run a worker's rounds and read the result; return the error message."""
     replies = None
     try:
         while True:
@@ -161,30 +165,32 @@ def refusal(rounds):
         return error.message
     except StopIteration as end:
         with pytest.raises(tf.errors.InvalidArgumentError) as caught:
-            buffer.read_buffers(end.value.words[tf.newaxis], *FORM)
+            buffer.read_buffers(end.value.words[tf.newaxis], *LAYOUT)
         return caught.value.message
 
 
 @pytest.mark.parametrize(
-    ("exchange", "number"),
+    ("algorithm", "num_workers"),
     [("gtopk", 3), ("gtopk", 4), ("oktopk", 2), ("oktopk", 3), ("twoway", 4)],
 )
-def test_a_sum_that_is_infinite_is_refused_by_all(exchange, number):
-    """Of entries that are finite, each by itself."""
+def test_infinite_sum_is_refused_by_all_workers(algorithm, num_workers):
+    """The single entries are finite."""
     values = encode_values(tf.constant([1.0, 3e38, -2.0, 1.0]), "float32")
     selection = buffer.SelectedEntries(tf.constant([3, 20, 41, 50]), values)
-    words = buffer.encode_sparse(*FORM, [selection], tf.constant(True))
-    merge = collectives.get(exchange).merge
-    steps = [refusal(merge(words, FORM, Rank(w, number))) for w in range(number)]
+    words = buffer.encode_sparse(*LAYOUT, [selection], tf.constant(True))
+    merge = collectives.get(algorithm).merge
+    steps = [
+        refusal(merge(words, LAYOUT, Rank(w, num_workers))) for w in range(num_workers)
+    ]
     for message in run_all(steps):
         assert "not finite" in message
 
 
-@pytest.mark.parametrize("exchange", MERGING)
-def test_values_that_are_narrower_than_sums_are_refused(exchange):
-    """Each merge would round them again, and nobody would keep what is lost."""
+@pytest.mark.parametrize("algorithm", MERGING)
+def test_values_narrower_than_sums_raise(algorithm):
+    """Each merge would round them again, and the rounding error would be lost."""
     sgd = keras.optimizers.SGD(1.0)
-    settings = {"value_dtype": "float32", "collective": exchange}
+    settings = {"value_dtype": "float32", "collective": algorithm}
     optimizer = tf_dgc.DGCOptimizer(sgd, 0.9, **settings)
     variable = keras.Variable(np.zeros((40, 50)), dtype="float64")
     with pytest.raises(ValueError, match="would round those of float64 tensors again"):

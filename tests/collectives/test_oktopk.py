@@ -1,4 +1,4 @@
-"""Ok-Topk against its algorithm in plain NumPy, and what must hold of it."""
+"""Ok-Topk against a NumPy reference, its cost, and damaged messages."""
 
 import itertools
 import math
@@ -22,7 +22,7 @@ from tf_dgc.collectives.requests import AllGather, AllToAll, Broadcast, BufferLa
 from tf_dgc.compressors import num_sent
 from tf_dgc.testing import run_all
 
-NOT_THERE = native_library.NativeLibrary(None, "", False, {})
+NO_LIBRARY = native_library.NativeLibrary(None, "", False, {})
 MIXED = BufferLayout(
     [
         TensorSpec("a", (60,), tf.float32, False),
@@ -40,7 +40,7 @@ MANY = BufferLayout(
     [TensorSpec(str(i), (7 + i,), tf.float32, False) for i in range(20)], [2] * 20
 )
 ALL = BufferLayout([TensorSpec("a", (24,), tf.float32, False)], [24])
-FORMS = {
+LAYOUTS = {
     "mixed": MIXED,
     "one": ONE,
     "few": FEW,
@@ -55,12 +55,12 @@ def anywhere(rng, tensor, k, worker):
 
 
 def at_the_front(rng, tensor, k, worker):
-    """All in one region, if regions were of equal sizes."""
+    """Put all entries into the first region, if regions had equal sizes."""
     return rng.choice(min(tensor.size, k + 2), k, replace=False)
 
 
 def apart(rng, tensor, k, worker):
-    """Each worker's in a corner of its own, so that there is no room for most."""
+    """Put each worker's entries elsewhere, so that most of them are dropped."""
     return (worker * k + np.arange(k)) % tensor.size
 
 
@@ -68,338 +68,365 @@ def the_same(rng, tensor, k, worker):
     return np.arange(k) * (tensor.size // k)
 
 
-PLACES = {f.__name__: f for f in (anywhere, at_the_front, apart, the_same)}
+PLACEMENTS = {f.__name__: f for f in (anywhere, at_the_front, apart, the_same)}
 
 
-def keys(form, place, rng, worker):
-    """Return positions and values of each tensor; whole numbers, so sums are exact."""
-    found = []
-    for tensor, k in zip(*form, strict=True):
-        where = np.arange(k) if tensor.uncompressed else place(rng, tensor, k, worker)
+def make_entries(layout, placement, rng, worker):
+    """Return positions and values of each tensor; sums of the values are exact."""
+    entries = []
+    for tensor, k in zip(*layout, strict=True):
+        positions = (
+            np.arange(k) if tensor.uncompressed else placement(rng, tensor, k, worker)
+        )
         values = rng.choice([-9, -5, -3, -2, -1, 1, 2, 4, 7, 8], k)
-        found.append((np.sort(where).astype("int32"), values.astype(tensor.dtype.name)))
-    return found
+        entries.append(
+            (np.sort(positions).astype("int32"), values.astype(tensor.dtype.name))
+        )
+    return entries
 
 
-def as_words(form, found, finite=True):
+def encode(layout, entries, finite=True):
     selections = [
         SelectedEntries(
-            None if t.uncompressed else tf.constant(where),
-            encode_values(tf.constant(v), t.value_type),
+            None if t.uncompressed else tf.constant(positions),
+            encode_values(tf.constant(values), t.value_type),
         )
-        for t, (where, v) in zip(form.tensors, found, strict=True)
+        for t, (positions, values) in zip(layout.tensors, entries, strict=True)
     ]
-    return buffer.encode_sparse(*form, selections, tf.constant(finite))
+    return buffer.encode_sparse(*layout, selections, tf.constant(finite))
 
 
-def cut(found, room):
-    """Return the largest of a dictionary of values by position."""
-    order = sorted(found, key=lambda p: (-abs(found[p]), p))[:room]
-    return {p: found[p] for p in order}
+def largest(entries, count):
+    """Return the entries with the largest values, as `{position: value}`."""
+    order = sorted(entries, key=lambda p: (-abs(entries[p]), p))[:count]
+    return {p: entries[p] for p in order}
 
 
 class Reference:
-    """The algorithm as the class says it, by dictionaries of tensor and position."""
+    """`OkTopK` with dictionaries whose keys are tensor and position."""
 
-    def __init__(self, form, workers, slack):
-        self.sparse = [i for i, t in enumerate(form.tensors) if not t.uncompressed]
-        self.form, self.number = form, len(workers)
-        self.have = [
+    def __init__(self, layout, workers, slack):
+        self.sparse = [i for i, t in enumerate(layout.tensors) if not t.uncompressed]
+        self.layout, self.num_workers = layout, len(workers)
+        self.entries = [
             {(i, p): v for i in self.sparse for p, v in zip(*w[i], strict=True)}
             for w in workers
         ]
-        order = [sorted(have) for have in self.have]
+        order = [sorted(entries) for entries in self.entries]
         total = len(order[0])
-        ranks = [i * total // self.number for i in range(self.number + 1)]
-        self.starts = [self.start(order, rank) for rank in ranks[:-1]]
-        share = [
+        bounds = [i * total // self.num_workers for i in range(self.num_workers + 1)]
+        self.starts = [self.start(order, bound) for bound in bounds[:-1]]
+        counts = [
             [
                 sum(a <= r < b and e[0] == i for r, e in enumerate(order[0]))
                 for i in self.sparse
             ]
-            for a, b in itertools.pairwise(ranks)
+            for a, b in itertools.pairwise(bounds)
         ]
-        self.rooms = [
+        self.capacities = [
             {
-                i: min(form.counts[i], math.ceil((1 + slack) * n))
-                for i, n in zip(self.sparse, of_region, strict=True)
+                i: min(layout.counts[i], math.ceil((1 + slack) * n))
+                for i, n in zip(self.sparse, region_counts, strict=True)
             }
-            for of_region in share
+            for region_counts in counts
         ]
 
     def start(self, order, rank):
         tensor = order[0][rank][0]
         if rank == 0 or order[0][rank - 1][0] != tensor:
             return tensor, 0
-        return tensor, sum(entries[rank][1] for entries in order) // self.number
+        return tensor, sum(entries[rank][1] for entries in order) // self.num_workers
 
-    def owner(self, place):
-        return max(i for i, start in enumerate(self.starts) if start <= place)
+    def owner(self, entry):
+        return max(i for i, start in enumerate(self.starts) if start <= entry)
 
-    def cut(self, owner, found):
-        return self.of_tensors(found, self.rooms[owner])
+    def largest_of_region(self, owner, entries):
+        return self.largest_of_tensors(entries, self.capacities[owner])
 
-    def of_tensors(self, found, rooms):
-        kept = {}
+    def largest_of_tensors(self, entries, capacities):
+        result = {}
         for i in self.sparse:
-            kept.update(cut({p: v for p, v in found.items() if p[0] == i}, rooms[i]))
-        return kept
+            of_tensor = {p: v for p, v in entries.items() if p[0] == i}
+            result.update(largest(of_tensor, capacities[i]))
+        return result
 
     def run(self):
-        """Return the result, and which of each worker's entries are in it."""
-        sent = [{} for _ in self.have]
+        """Return the result, and for each worker whether its entries are in it."""
+        sent = [{} for _ in self.entries]
         gathered = {}
-        for owner in range(self.number):
+        for owner in range(self.num_workers):
             sums = {}
-            for mine, have in zip(sent, self.have, strict=True):
-                here = {p: v for p, v in have.items() if self.owner(p) == owner}
-                message = self.cut(owner, here)
-                mine.update(message)
+            for sent_by_worker, entries in zip(sent, self.entries, strict=True):
+                in_region = {p: v for p, v in entries.items() if self.owner(p) == owner}
+                message = self.largest_of_region(owner, in_region)
+                sent_by_worker.update(message)
                 for p, v in message.items():
                     sums[p] = sums.get(p, 0) + v
-            gathered.update(self.cut(owner, sums))
-        result = self.of_tensors(gathered, self.form.counts)
-        kept = [
-            [p in mine and p in result for p in sorted(have)]
-            for mine, have in zip(sent, self.have, strict=True)
+            gathered.update(self.largest_of_region(owner, sums))
+        result = self.largest_of_tensors(gathered, self.layout.counts)
+        delivered = [
+            [p in sent_by_worker and p in result for p in sorted(entries)]
+            for sent_by_worker, entries in zip(sent, self.entries, strict=True)
         ]
         for i in self.sparse:
-            free = (p for p in range(self.form.tensors[i].size) if (i, p) not in result)
-            while sum(place[0] == i for place in result) < self.form.counts[i]:
+            size = self.layout.tensors[i].size
+            free = (p for p in range(size) if (i, p) not in result)
+            while sum(entry[0] == i for entry in result) < self.layout.counts[i]:
                 result[i, next(free)] = 0
-        return result, kept
+        return result, delivered
 
 
-def run(form, words, collective=None, record=None):
-    number = len(words)
-    algorithm = collective or OkTopK()
-    return run_all(
-        [algorithm.merge(w, form, Rank(i, number)) for i, w in enumerate(words)], record
-    )
+def run(layout, words, algorithm=None, record=None):
+    algorithm = algorithm or OkTopK()
+    steps = [
+        algorithm.merge(w, layout, Rank(i, len(words))) for i, w in enumerate(words)
+    ]
+    return run_all(steps, record)
 
 
 @pytest.mark.parametrize(
-    ("number", "form", "place"),
+    ("num_workers", "layout", "placement"),
     rows(
-        [(n, form, place) for n in range(1, 9) for form in FORMS for place in PLACES],
-        [(n, "mixed", list(PLACES)[n % 4]) for n in range(1, 9)]
-        + [(8, form, "apart") for form in FORMS]
-        + [(5, form, "the_same") for form in FORMS],
+        [
+            (n, layout, placement)
+            for n in range(1, 9)
+            for layout in LAYOUTS
+            for placement in PLACEMENTS
+        ],
+        [(n, "mixed", list(PLACEMENTS)[n % 4]) for n in range(1, 9)]
+        + [(8, layout, "apart") for layout in LAYOUTS]
+        + [(5, layout, "the_same") for layout in LAYOUTS],
     ),
 )
-def test_is_the_algorithm(number, form, place):
-    form, place = FORMS[form], PLACES[place]
-    rng = np.random.default_rng(number)
-    workers = [keys(form, place, rng, w) for w in range(number)]
-    words = [as_words(form, w, finite=i != number - 2) for i, w in enumerate(workers)]
+def test_equals_the_reference(num_workers, layout, placement):
+    layout, placement = LAYOUTS[layout], PLACEMENTS[placement]
+    rng = np.random.default_rng(num_workers)
+    workers = [make_entries(layout, placement, rng, w) for w in range(num_workers)]
+    words = [
+        encode(layout, w, finite=i != num_workers - 2) for i, w in enumerate(workers)
+    ]
     slack = rng.choice([0.0, 0.25, 2.0])
-    outcomes = run(form, words, OkTopK(slack))
-    expected, kept = Reference(form, workers, slack).run()
-    flag, found = buffer.read_buffers(outcomes[0][0][tf.newaxis], *form)
-    assert flag[0] == (number > 1)
-    for i, (where, values) in enumerate(found):
-        if where is None:
+    outcomes = run(layout, words, OkTopK(slack))
+    expected, expected_delivered = Reference(layout, workers, slack).run()
+    flag, tensors = buffer.read_buffers(outcomes[0][0][tf.newaxis], *layout)
+    assert flag[0] == (num_workers > 1)
+    for i, (positions, values) in enumerate(tensors):
+        if positions is None:
             np.testing.assert_array_equal(values[0], sum(w[i][1] for w in workers))
             continue
-        mine = dict(zip(where[0].numpy(), values[0].numpy(), strict=True))
-        assert mine == {p: v for (t, p), v in expected.items() if t == i}
+        entries = dict(zip(positions[0].numpy(), values[0].numpy(), strict=True))
+        assert entries == {p: v for (t, p), v in expected.items() if t == i}
     assert len({words.numpy().tobytes() for words, *_ in outcomes}) == 1
-    for (_, delivered, _), mine in zip(outcomes, kept, strict=True):
-        assert delivered.numpy().tolist() == mine
-    check_conservation(form, workers, outcomes)
+    for (_, actual, _), delivered in zip(outcomes, expected_delivered, strict=True):
+        assert actual.numpy().tolist() == delivered
+    check_conservation(layout, workers, outcomes)
 
 
-def check_conservation(form, workers, outcomes):
-    """Each entry is in the sum, or goes back to who sent it: to the last bit."""
-    _, found = buffer.read_buffers(outcomes[0][0][tf.newaxis], *form)
-    first = 0
-    for tensor, k, mine, (where, values) in zip(
-        *form, zip(*workers, strict=True), found, strict=True
+def check_conservation(layout, workers, outcomes):
+    """Check that each entry is in the sum or returns to its sender, bit for bit."""
+    _, tensors = buffer.read_buffers(outcomes[0][0][tf.newaxis], *layout)
+    offset = 0
+    for tensor, k, entries, (positions, values) in zip(
+        *layout, zip(*workers, strict=True), tensors, strict=True
     ):
         if tensor.uncompressed:
             continue
         total = np.zeros(tensor.size)
-        total[where[0]] = values[0]
-        for (at, sent), (_, delivered, _) in zip(mine, outcomes, strict=True):
-            there = delivered[first : first + k].numpy()
-            total[at[there]] -= sent[there]
+        total[positions[0]] = values[0]
+        for (sent_positions, sent), (_, delivered, _) in zip(
+            entries, outcomes, strict=True
+        ):
+            is_delivered = delivered[offset : offset + k].numpy()
+            total[sent_positions[is_delivered]] -= sent[is_delivered]
         np.testing.assert_array_equal(total, 0)
-        first += k
+        offset += k
 
 
 @pytest.mark.skipif(native_library.load_library().library is None, reason="not built")
 @pytest.mark.parametrize("seed", rows(range(6), [0, 1]))
-def test_natively_it_is_the_same(monkeypatch, seed):
+def test_native_merge_is_the_same(monkeypatch, seed):
     rng = np.random.default_rng(seed)
-    form = list(FORMS.values())[seed]
-    number = [3, 4, 8, 2, 7, 5][seed]
+    layout = list(LAYOUTS.values())[seed]
+    num_workers = [3, 4, 8, 2, 7, 5][seed]
     workers = [
-        keys(form, list(PLACES.values())[seed % 4], rng, w) for w in range(number)
+        make_entries(layout, list(PLACEMENTS.values())[seed % 4], rng, w)
+        for w in range(num_workers)
     ]
     for worker in workers:
         for _, values in worker:
             values *= rng.normal(size=values.shape).astype(values.dtype)
-    words = [as_words(form, w) for w in workers]
-    native = run(form, words, TwoWay())
-    monkeypatch.setattr(native_library, "load_library", lambda: NOT_THERE)
-    outcomes = tf.nest.flatten(run(form, words, TwoWay()))
-    for ours, theirs in zip(tf.nest.flatten(native), outcomes, strict=True):
-        np.testing.assert_array_equal(ours, theirs)
+    words = [encode(layout, w) for w in workers]
+    native = run(layout, words, TwoWay())
+    monkeypatch.setattr(native_library, "load_library", lambda: NO_LIBRARY)
+    outcomes = tf.nest.flatten(run(layout, words, TwoWay()))
+    for actual, expected in zip(tf.nest.flatten(native), outcomes, strict=True):
+        np.testing.assert_array_equal(actual, expected)
 
 
-@pytest.mark.parametrize("known", [True, False])
+@pytest.mark.parametrize("static", [True, False])
 @pytest.mark.parametrize("path", rows(["native", "operations"], ["native"]))
-def test_traced(monkeypatch, path, known):
-    """Also where the sparsity is scheduled; messages are a little longer then."""
+def test_traced(monkeypatch, path, static):
+    """Counts may come from a schedule; messages are then slightly longer."""
     if path == "operations":
-        monkeypatch.setattr(native_library, "load_library", lambda: NOT_THERE)
+        monkeypatch.setattr(native_library, "load_library", lambda: NO_LIBRARY)
     rng = np.random.default_rng(0)
-    workers = [keys(MIXED, anywhere, rng, w) for w in range(3)]
-    words = [as_words(MIXED, w) for w in workers]
+    workers = [make_entries(MIXED, anywhere, rng, w) for w in range(3)]
+    words = [encode(MIXED, w) for w in workers]
 
     @tf.function(autograph=False)
     def step(counts, *words):
-        counts = MIXED.counts if known else tf.unstack(counts)
+        counts = MIXED.counts if static else tf.unstack(counts)
         return run(BufferLayout(MIXED.tensors, counts), words)
 
-    found = step(tf.constant(MIXED.counts), *words)
-    for ours, theirs in zip(found, run(MIXED, words), strict=True):
-        for one, other in zip(ours[:2], theirs[:2], strict=True):
-            np.testing.assert_array_equal(one, other)
+    outcomes = step(tf.constant(MIXED.counts), *words)
+    for outcome, eager_outcome in zip(outcomes, run(MIXED, words), strict=True):
+        for actual, expected in zip(outcome[:2], eager_outcome[:2], strict=True):
+            np.testing.assert_array_equal(actual, expected)
 
 
 @pytest.mark.parametrize("path", ["native", "operations"])
-@pytest.mark.parametrize("number", [2, 5])
-def test_damage_on_the_way_to_an_owner_is_refused_by_all(monkeypatch, path, number):
+@pytest.mark.parametrize("num_workers", [2, 5])
+def test_damaged_message_to_an_owner_is_refused_by_all(monkeypatch, path, num_workers):
     check_damage(
-        monkeypatch, path, number, AllToAll, "has received|that it has received"
+        monkeypatch, path, num_workers, AllToAll, "has received|that it has received"
     )
 
 
 @pytest.mark.parametrize("path", ["native", "operations"])
-def test_damage_on_the_way_to_all_is_refused(monkeypatch, path):
+def test_damaged_message_to_all_is_refused(monkeypatch, path):
     check_damage(monkeypatch, path, 3, AllGather, "worker 1")
 
 
-def check_damage(monkeypatch, path, number, kind, said):
+def check_damage(monkeypatch, path, num_workers, request_type, message):
     if path == "operations":
-        monkeypatch.setattr(native_library, "load_library", lambda: NOT_THERE)
+        monkeypatch.setattr(native_library, "load_library", lambda: NO_LIBRARY)
     rng = np.random.default_rng(0)
-    words = [as_words(ONE, keys(ONE, anywhere, rng, w)) for w in range(number)]
-    steps = [damaged(w, i, number, kind) for i, w in enumerate(words)]
+    words = [
+        encode(ONE, make_entries(ONE, anywhere, rng, w)) for w in range(num_workers)
+    ]
+    steps = [
+        run_with_damage(w, i, num_workers, request_type) for i, w in enumerate(words)
+    ]
     for outcome in run_all(steps):
         assert isinstance(outcome, tf.errors.InvalidArgumentError)
-        assert re.search(said, outcome.message)
+        assert re.search(message, outcome.message)
 
 
-def damaged(words, worker, number, kind):
-    """Run the rounds, in which worker 1 sends what is damaged; return the error."""
-    rounds = OkTopK().merge(words, ONE, Rank(worker, number))
-    asked = next(rounds)
+def run_with_damage(words, worker, num_workers, request_type):
+    """Run a worker's rounds, with damaged requests of worker 1; return the error."""
+    rounds = OkTopK().merge(words, ONE, Rank(worker, num_workers))
+    requests = next(rounds)
     while True:
-        if worker == 1 and asked and isinstance(asked[0], kind):
-            wrong = asked[0][0].numpy()
-            wrong[..., 7] ^= 4
-            asked = [kind(tf.constant(wrong))]
+        if worker == 1 and requests and isinstance(requests[0], request_type):
+            values = requests[0][0].numpy()
+            values[..., 7] ^= 4
+            requests = [request_type(tf.constant(values))]
         try:
-            asked = rounds.send((yield asked))
+            requests = rounds.send((yield requests))
         except tf.errors.InvalidArgumentError as error:
             return error
 
 
-def traffic(record, number):
-    """Return the bytes that worker 0 sends; what all gather goes around a ring."""
+def traffic(record, num_workers):
+    """Return the bytes that worker 0 sends; a gather goes around a ring."""
     total = 0
     for message in record:
         size = message[0].dtype.size * int(tf.size(message[0]))
         if isinstance(message, Broadcast) and message.source != 0:
             continue
-        share = {AllToAll: (number - 1) / number, AllGather: number - 1}
+        share = {AllToAll: (num_workers - 1) / num_workers, AllGather: num_workers - 1}
         total += share.get(type(message), 1) * size
     return total
 
 
-@pytest.mark.parametrize("number", range(1, 9))
+@pytest.mark.parametrize("num_workers", range(1, 9))
 @pytest.mark.parametrize("sparsity", [0.99, 0.999])
-def test_costs_what_it_says(number, sparsity):
-    """Two thirds more than twice the share of others at most; the gather has N - 1."""
+def test_bytes_equal_the_stated_cost(num_workers, sparsity):
+    """At most 1.5 times as many bytes as an all-reduce of the buffer."""
     size = 2_000_000
-    form = BufferLayout(
+    layout = BufferLayout(
         [TensorSpec("a", (size,), tf.float32, False)], [num_sent(size, sparsity)]
     )
     rng = np.random.default_rng(0)
-    words = [as_words(form, keys(form, anywhere, rng, w)) for w in range(number)]
+    words = [
+        encode(layout, make_entries(layout, anywhere, rng, w))
+        for w in range(num_workers)
+    ]
     record = [[] for _ in words]
-    run(form, words, record=record)
+    run(layout, words, record=record)
     payload = 4 * int(tf.size(words[0]))
-    sent = traffic(record[0], number)
-    assert sent <= 1.5 * 2 * (number - 1) / number * payload
-    cost = OkTopK().cost_of_merge(payload, number)
+    sent = traffic(record[0], num_workers)
+    assert sent <= 1.5 * 2 * (num_workers - 1) / num_workers * payload
+    cost = OkTopK().cost_of_merge(payload, num_workers)
     np.testing.assert_allclose(sent, cost.sent, rtol=0.02, atol=1)
     assert cost.received == cost.sent
-    if number == 8:
-        assert sent <= 0.4 * (number - 1) * payload
+    if num_workers == 8:
+        assert sent <= 0.4 * (num_workers - 1) * payload
 
 
-def test_there_is_room_for_workers_that_are_alike():
-    """So what comes of it are the largest of all sums."""
-    form = BufferLayout([TensorSpec("a", (100_000,), tf.float32, False)], [4000])
+def test_result_has_the_largest_sums_of_similar_workers():
+    layout = BufferLayout([TensorSpec("a", (100_000,), tf.float32, False)], [4000])
     rng = np.random.default_rng(0)
-    workers = [keys(form, anywhere, rng, w) for w in range(8)]
+    workers = [make_entries(layout, anywhere, rng, w) for w in range(8)]
     sums = np.zeros(100_000)
-    for ((where, values),) in workers:
-        sums[where] += values
-    (words, *_), *_ = run(form, [as_words(form, w) for w in workers])
-    _, ((_, found),) = buffer.read_buffers(words[tf.newaxis], *form)
+    for ((positions, values),) in workers:
+        sums[positions] += values
+    (words, *_), *_ = run(layout, [encode(layout, w) for w in workers])
+    _, ((_, values),) = buffer.read_buffers(words[tf.newaxis], *layout)
     largest = np.sort(np.abs(sums))[-4000:]
-    np.testing.assert_array_equal(np.sort(np.abs(found[0])), largest)
+    np.testing.assert_array_equal(np.sort(np.abs(values[0])), largest)
 
 
-def test_what_it_cannot_sum():
+def test_unsupported_method_raises():
     sgd = keras.optimizers.SGD(0.1)
     with pytest.raises(ValueError, match=r"It needs `DGCOptimizer`, or `TopK`"):
         tf_dgc.CompressedOptimizer(sgd, "two_bit", collective="oktopk")
 
 
 @pytest.mark.slow
-def test_two_way_owners_keep_what_they_do_not_send_on():
-    """What has left a worker is in the result, or with the owner of its region."""
+def test_two_way_owners_keep_dropped_sums():
+    """Every delivered entry is in the result or in its owner's remainder."""
     rng = np.random.default_rng(0)
-    for number, place in itertools.product([1, 2, 5, 8], PLACES.values()):
-        workers = [keys(MIXED, place, rng, w) for w in range(number)]
-        words = [as_words(MIXED, w) for w in workers]
+    for num_workers, placement in itertools.product([1, 2, 5, 8], PLACEMENTS.values()):
+        workers = [make_entries(MIXED, placement, rng, w) for w in range(num_workers)]
+        words = [encode(MIXED, w) for w in workers]
         outcomes = run(MIXED, words, TwoWay())
-        same = run(MIXED, words)  # but for who keeps the rest
-        assert len({o.words.numpy().tobytes() for o in [*outcomes, *same]}) == 1
+        one_way_outcomes = run(MIXED, words)  # only remainders differ
+        assert (
+            len({o.words.numpy().tobytes() for o in [*outcomes, *one_way_outcomes]})
+            == 1
+        )
         sizes = [60, 40, 9]
-        found = buffer.read_buffers(outcomes[0].words[tf.newaxis], *MIXED)[1][::2]
+        tensors = buffer.read_buffers(outcomes[0].words[tf.newaxis], *MIXED)[1][::2]
         total = np.zeros(sum(sizes))
-        for (where, values), base in zip(found, [0, 60, 100], strict=True):
-            total[where[0] + base] += values[0]
+        for (positions, values), offset in zip(tensors, [0, 60, 100], strict=True):
+            total[positions[0] + offset] += values[0]
         for outcome in outcomes:
             total[outcome.remainder.positions] += outcome.remainder.values
             assert np.all(np.diff(outcome.remainder.positions) > 0)
         for outcome, worker in zip(outcomes, workers, strict=True):
-            where = [w + b for (w, _), b in zip(worker[::2], [0, 60, 100], strict=True)]
+            positions = [
+                w + b for (w, _), b in zip(worker[::2], [0, 60, 100], strict=True)
+            ]
             sent = np.concatenate([v for _, v in worker[::2]])
-            there = outcome.delivered.numpy()
-            total[np.concatenate(where)[there]] -= sent[there]
+            is_delivered = outcome.delivered.numpy()
+            total[np.concatenate(positions)[is_delivered]] -= sent[is_delivered]
         np.testing.assert_array_equal(total, 0)
 
 
-def test_too_many_places():
-    form = BufferLayout([TensorSpec("a", (2**31 - 5,), tf.float32, False)], [100])
+def test_too_large_tensor_raises():
+    layout = BufferLayout([TensorSpec("a", (2**31 - 5,), tf.float32, False)], [100])
     with pytest.raises(ValueError, match=r"such as `gtopk`\. Received: 2147483643"):
-        Regions(form, 4, 0.25)
+        Regions(layout, 4, 0.25)
 
 
 @pytest.mark.parametrize("slack", [1e16, 1e18, 1e308])
-def test_any_room_is_all_there_is(slack):
-    form = BufferLayout([TensorSpec("a", (100, 100), tf.float32, False)], [1000])
-    np.testing.assert_array_equal(Regions(form, 3, slack).rooms, 3 * [[1000]])
+def test_large_slack_allows_all_entries(slack):
+    layout = BufferLayout([TensorSpec("a", (100, 100), tf.float32, False)], [1000])
+    np.testing.assert_array_equal(Regions(layout, 3, slack).rooms, 3 * [[1000]])
 
 
 @pytest.mark.parametrize("slack", [-0.1, math.inf, math.nan])
-def test_no_share_of_room(slack):
+def test_invalid_slack_raises(slack):
     with pytest.raises(ValueError, match="finite number, 0 or more, "):
         OkTopK(slack)

@@ -1,4 +1,4 @@
-"""Requests of all tensors as a few collectives, and exchanges that ask wrongly."""
+"""Collectives of a step, and methods whose `aggregate` is invalid."""
 
 import keras
 import numpy as np
@@ -44,12 +44,12 @@ class TwoRounds(compressors.Quantizer):
     ids=lambda value: getattr(value, "name", str(value)),
 )
 def test_collectives_of_a_step(strategies, monkeypatch, compressor, gathers, sums):
-    """Of all tensors together, the exempt ones included."""
-    launched = []
+    """One collective for all tensors, including uncompressed ones."""
+    launches = []
 
     def spy(name, launch):
         def count(launcher, tensor):
-            launched.append(name)
+            launches.append(name)
             return launch(launcher, tensor)
 
         return count
@@ -64,19 +64,19 @@ def test_collectives_of_a_step(strategies, monkeypatch, compressor, gathers, sum
         initial_weights(),
     )
     trainer.step(*make_gradients(2, 1))
-    assert launched.count("launch_all_gather") == 2 * gathers
-    assert launched.count("launch_all_reduce") == 2 * sums
+    assert launches.count("launch_all_gather") == 2 * gathers
+    assert launches.count("launch_all_reduce") == 2 * sums
 
 
 @pytest.mark.parametrize("shape", [[2**29], [2**15, None], [None]])
 def test_bytes_of_large_vectors(shape):
-    """Nothing of this size is made: it is known while tracing, or not at all."""
+    """The size is computed while tracing, or in int64, without such a vector."""
 
     @tf.function(input_signature=[tf.TensorSpec(shape)])
     def count(vector):
-        found = num_bytes(vector)
-        assert isinstance(found, int) == (None not in shape)
-        return tf.cast(found, tf.int64)
+        size = num_bytes(vector)
+        assert isinstance(size, int) == (None not in shape)
+        return tf.cast(size, tf.int64)
 
     graph = count.get_concrete_function().graph
     products = [op for op in graph.get_operations() if op.type in {"Mul", "Size"}]
@@ -87,11 +87,11 @@ def test_bytes_of_large_vectors(shape):
 # --- bad input ------------------------------------------------------------------------
 
 
-def not_a_generator(values):
+def returns_without_yield(values):
     return Result(values, values)
 
 
-def asks_for_something_else(values):
+def yields_a_tensor(values):
     yield values
 
 
@@ -104,18 +104,18 @@ def returns_a_tensor(values):
 
 
 @pytest.mark.parametrize(
-    ("exchange", "message"),
+    ("invalid_aggregate", "message"),
     [
-        (not_a_generator, "must be a generator"),
-        (asks_for_something_else, "must yield `AllReduce` of a float"),
+        (returns_without_yield, "must be a generator"),
+        (yields_a_tensor, "must yield `AllReduce` of a float"),
         (gathers_floats, "`AllGather` of an int32"),
         (returns_a_tensor, r"must end with `return Result\(...\)`"),
     ],
 )
-def test_wrong_exchanges(exchange, message):
+def test_invalid_aggregate_raises(invalid_aggregate, message):
     class Broken(TwoRounds):
         def aggregate(self, values, state, keys):
-            return exchange(values)
+            return invalid_aggregate(values)
 
     with pytest.raises(ValueError, match=f"Broken.* {message}"):
         Simulation(Broken(), [(2, 3)], 1).step([[np.zeros((2, 3))]])
@@ -156,7 +156,7 @@ class OtherThanStated(compressors.Quantizer):
 @pytest.mark.parametrize(
     "compressor", [LongerThanStated(), OtherThanStated(2), OtherThanStated(0)]
 )
-def test_a_payload_of_another_size(compressor):
+def test_payload_of_another_size_raises(compressor):
     with pytest.raises(ValueError, match=f"{type(compressor).__name__}.* states"):
         Simulation(compressor, [(2, 3)], 1).step([[np.zeros((2, 3))]])
     optimizer = tf_dgc.CompressedOptimizer(O.SGD(0.1), compressor, min_compress_size=0)

@@ -1,4 +1,4 @@
-"""A step of the native operations with too little memory; see test_low_memory.py."""
+"""Runs a native step with too little memory; see test_low_memory.py."""
 
 import contextlib
 import ctypes
@@ -15,8 +15,8 @@ from tf_dgc.steps.base import StepPlan
 
 @contextlib.contextmanager
 def memory_left(num_bytes):
-    """Let this process have so much more memory and no more."""
-    ctypes.CDLL(None).malloc_trim(0)  # what was freed before may be used again
+    """Limit the memory that this process can still allocate."""
+    ctypes.CDLL(None).malloc_trim(0)  # freed memory counts as left
     used = int(pathlib.Path("/proc/self/statm").read_text().split()[0])
     before = resource.getrlimit(resource.RLIMIT_AS)
     limit = used * resource.getpagesize() + num_bytes
@@ -28,7 +28,7 @@ def memory_left(num_bytes):
 
 
 def main():
-    """What is sent does not fit; an exception within a thread would end the process."""
+    """Check that a step without memory raises, and that the next one succeeds."""
     size, k = 20_000_000, 5_000_000
     layout = [TensorSpec("", (size,), tf.float32, False, "mxint8")]
     state = [tf.Variable(tf.zeros([size])) for _ in range(2)]
@@ -52,8 +52,8 @@ def main():
     )
     compress = native_library.load_library().library.tf_dgc_compress
     try:
-        # Beside what is free; the buffer takes 8 MB, and the values, before they are
-        # coded in blocks, 20.
+        # On top of free memory. The buffer takes 8 MB, and the values take 20 MB
+        # before they are coded in blocks.
         with memory_left(14_000_000):
             compress(**arguments)
     except tf.errors.ResourceExhaustedError as error:

@@ -1,4 +1,4 @@
-"""How the native operations are built, or not."""
+"""Building of the native operations."""
 
 import pathlib
 import sys
@@ -23,34 +23,36 @@ def builder(monkeypatch):
 
 
 @pytest.mark.parametrize(
-    ("wish", "compiler", "builds"),
+    ("setting", "compiler", "is_built"),
     [
         ("", sys.executable, True),
         ("", "no-such-compiler", False),
-        ("1", "no-such-compiler", True),  # so that it fails, and says why
+        ("1", "no-such-compiler", True),  # fails with an error
         ("0", sys.executable, False),
     ],
 )
-def test_whether_it_is_built(builder, monkeypatch, wish, compiler, builds):
-    monkeypatch.setenv("TF_DGC_NATIVE", wish)
+def test_extensions_depend_on_setting_and_compiler(
+    builder, monkeypatch, setting, compiler, is_built
+):
+    monkeypatch.setenv("TF_DGC_NATIVE", setting)
     monkeypatch.setenv("CXX", compiler)
-    assert bool(builder.extensions()) == builds
+    assert bool(builder.extensions()) == is_built
 
 
 @pytest.mark.parametrize("empty", ["", " "])
-def test_an_empty_variable_names_no_compiler(builder, monkeypatch, empty):
+def test_empty_variable_means_the_default_compiler(builder, monkeypatch, empty):
     monkeypatch.setattr(builder.shutil, "which", lambda name: f"/usr/bin/{name}")
     monkeypatch.setenv("CXX", empty)
     assert builder.compiler() == ["g++"]
 
 
-def test_another_value_of_the_variable(builder, monkeypatch):
+def test_invalid_setting_raises(builder, monkeypatch):
     monkeypatch.setenv("TF_DGC_NATIVE", "maybe")
     with pytest.raises(ValueError, match="TF_DGC_NATIVE=maybe"):
         builder.extensions()
 
 
-def test_the_installed_tensorflow_is_built_against(builder, monkeypatch):
+def test_builds_against_the_installed_tensorflow(builder, monkeypatch):
     monkeypatch.setenv("CXX", sys.executable)
     ((directory, version),) = builder.find_tensorflows()
     assert (directory / "include").is_dir()
@@ -59,8 +61,8 @@ def test_the_installed_tensorflow_is_built_against(builder, monkeypatch):
 
 
 @pytest.fixture
-def compiled(builder, monkeypatch):
-    """Return the commands by which something was compiled, as it seems to be."""
+def commands(builder, monkeypatch):
+    """Return the compile commands, which only create files."""
     commands = []
 
     def compile_and_link(command, libraries, toolkit, work):
@@ -74,35 +76,35 @@ def compiled(builder, monkeypatch):
     return commands
 
 
-def test_what_is_built_already_is_not_built_again(builder, compiled, tmp_path):
+def test_existing_library_is_not_rebuilt(builder, commands, tmp_path):
     for _ in range(2):
         assert builder.build(tmp_path, tmp_path) == [builder.minor(tf.__version__)]
-    assert len(compiled) == 1
+    assert len(commands) == 1
 
 
-@pytest.mark.parametrize("changed", ["library", "stamp", "compiler", "sources"])
-def test_it_is_built_again(builder, compiled, tmp_path, monkeypatch, changed):
+@pytest.mark.parametrize("change", ["library", "stamp", "compiler", "sources"])
+def test_rebuilt_after_a_change(builder, commands, tmp_path, monkeypatch, change):
     builder.build(tmp_path, tmp_path)
     library = tmp_path / builder.minor(tf.__version__) / builder.LIBRARY
-    if changed == "library":
+    if change == "library":
         library.write_bytes(b"damaged")
-    elif changed == "stamp":
+    elif change == "stamp":
         library.with_name(builder.STAMP).write_text("{")
-    elif changed == "compiler":
+    elif change == "compiler":
         monkeypatch.setenv("CXX", "g++ -g")
     else:
         monkeypatch.setattr(builder, "source_hash", lambda: "another")
     builder.build(tmp_path, tmp_path)
-    assert len(compiled) == 2
+    assert len(commands) == 2
 
 
-def test_a_library_for_every_tensorflow(builder, compiled, tmp_path, monkeypatch):
+def test_a_library_for_every_tensorflow(builder, commands, tmp_path, monkeypatch):
     folders = [tmp_path / name for name in ("one", "two")]
     for folder, version in zip(folders, ("2.19.1", "2.20.0"), strict=True):
         (folder / "tensorflow" / "include").mkdir(parents=True)
         (folder / f"tensorflow-{version}.dist-info").mkdir()
-        about = f"Metadata-Version: 2.1\nName: tensorflow\nVersion: {version}\n"
-        (folder / f"tensorflow-{version}.dist-info" / "METADATA").write_text(about)
+        metadata = f"Metadata-Version: 2.1\nName: tensorflow\nVersion: {version}\n"
+        (folder / f"tensorflow-{version}.dist-info" / "METADATA").write_text(metadata)
     monkeypatch.setenv("TF_DGC_TENSORFLOW", f"{folders[0]}:{folders[1]}")
     assert builder.build(tmp_path / "native", tmp_path) == ["2.19", "2.20"]
     for name, version in (("2.19", "2.19.1"), ("2.20", "2.20.0")):
@@ -114,14 +116,14 @@ def test_a_library_for_every_tensorflow(builder, compiled, tmp_path, monkeypatch
         builder.build(tmp_path / "native", tmp_path)
 
 
-def test_more_flags_come_last(builder, compiled, tmp_path, monkeypatch):
+def test_more_flags_come_last(builder, commands, tmp_path, monkeypatch):
     monkeypatch.setenv("CXXFLAGS", "-O1 -g")
     builder.build(tmp_path, tmp_path)
     stamp = tmp_path / builder.minor(tf.__version__) / builder.STAMP
     assert f'{builder.FLAGS[-1]} -O1 -g"' in stamp.read_text()
 
 
-def test_tensorflow_is_asked_for_where_there_is_none(builder, monkeypatch):
+def test_missing_tensorflow_is_a_build_requirement(builder, monkeypatch):
     monkeypatch.setenv("CXX", sys.executable)
     monkeypatch.setattr(builder, "find_tensorflows", list)
     (requirement,) = builder.build_requirements()
@@ -131,11 +133,12 @@ def test_tensorflow_is_asked_for_where_there_is_none(builder, monkeypatch):
 
 
 @pytest.mark.parametrize(
-    ("compiler", "what"), [("no-such-compiler", "no C\\+\\+ compiler"), ("false", "-c")]
+    ("compiler", "message"),
+    [("no-such-compiler", "no C\\+\\+ compiler"), ("false", "-c")],
 )
-def test_a_failed_build_says_why(builder, monkeypatch, tmp_path, compiler, what):
+def test_failed_build_raises(builder, monkeypatch, tmp_path, compiler, message):
     monkeypatch.setenv("CXX", compiler)
-    with pytest.raises(builder.CompileError, match=what):
+    with pytest.raises(builder.CompileError, match=message):
         builder.build(tmp_path / "native", tmp_path / "work")
 
 
@@ -151,7 +154,7 @@ def toolkit(builder, monkeypatch):
 
 @pytest.fixture
 def nvcc(toolkit, monkeypatch, tmp_path):
-    """A toolkit whose compiler only says which version it is."""
+    """Return the path of a fake nvcc, which only prints its version."""
     path = tmp_path / "bin" / "nvcc"
     path.parent.mkdir()
     path.write_text("#!/bin/sh\necho 'Cuda compilation tools, release 12.9, V12.9.1'\n")
@@ -162,15 +165,15 @@ def nvcc(toolkit, monkeypatch, tmp_path):
     return path
 
 
-def test_cuda_kernels_are_compiled_where_there_is_nvcc(toolkit, nvcc, monkeypatch):
-    found = toolkit.find()
-    assert found.describe() == "12.9 (sm_80, sm_90, PTX 90)"
+def test_cuda_kernels_are_compiled_by_nvcc(toolkit, nvcc, monkeypatch):
+    cuda = toolkit.find()
+    assert cuda.describe() == "12.9 (sm_80, sm_90, PTX 90)"
     source = SOURCES / "cuda" / "kernels.cu"
-    command = [str(c) for c in found.compile_command(["g++"], source, "x.o")]
+    command = [str(c) for c in cuda.compile_command(["g++"], source, "x.o")]
     assert command[0] == str(nvcc)
     assert "-gencode=arch=compute_80,code=sm_80" in command
     assert "-gencode=arch=compute_90,code=compute_90" in command
-    assert found.libraries()[:2] == [f"-L{nvcc.parents[1]}/lib64", "-lcudart_static"]
+    assert cuda.libraries()[:2] == [f"-L{nvcc.parents[1]}/lib64", "-lcudart_static"]
 
 
 @pytest.mark.parametrize(
@@ -181,7 +184,9 @@ def test_cuda_kernels_are_compiled_where_there_is_nvcc(toolkit, nvcc, monkeypatc
         (["env", "CCACHE_DIR=/tmp", "ccache", "clang++", "-m64"], "clang++", ["-m64"]),
     ],
 )
-def test_nvcc_gets_the_compiler_itself(toolkit, nvcc, host, program, options):
+def test_nvcc_gets_the_host_compiler_without_wrappers(
+    toolkit, nvcc, host, program, options
+):
     command = toolkit.find().compile_command(host, SOURCES / "cuda" / "x.cu", "x.o")
     assert command[command.index("-ccbin") + 1] == program
     passed_on = [
@@ -198,7 +203,7 @@ def test_cuda_architectures_can_be_chosen(toolkit, nvcc, monkeypatch):
         toolkit.find()
 
 
-def test_cuda_can_be_forbidden_and_demanded(toolkit, nvcc, monkeypatch):
+def test_cuda_can_be_disabled_and_required(toolkit, nvcc, monkeypatch):
     monkeypatch.setenv("TF_DGC_CUDA", "0")
     assert toolkit.find() is None
     monkeypatch.setenv("TF_DGC_CUDA", "perhaps")
@@ -212,8 +217,8 @@ def test_cuda_can_be_forbidden_and_demanded(toolkit, nvcc, monkeypatch):
     assert toolkit.find() is None
 
 
-@pytest.mark.parametrize("demanded", [False, True])
-def test_kernels_that_do_not_compile(builder, toolkit, nvcc, monkeypatch, demanded):
+@pytest.mark.parametrize("required", [False, True])
+def test_failed_cuda_build(builder, toolkit, nvcc, monkeypatch, required):
     attempts = []
 
     def compile_and_link(command, libraries, toolkit, work):
@@ -228,7 +233,7 @@ def test_kernels_that_do_not_compile(builder, toolkit, nvcc, monkeypatch, demand
     monkeypatch.setenv("CXX", "true")
     monkeypatch.setattr(builder, "_stamp", lambda *_: {"cuda": ""})
     native = nvcc.parent / "native"
-    if demanded:
+    if required:
         monkeypatch.setenv("TF_DGC_CUDA", "1")
         with pytest.raises(builder.CompileError, match="nvcc says no"):
             builder.build(native, nvcc.parent)

@@ -1,4 +1,4 @@
-"""Collective algorithms that drop entries on the way: the effect on the local state."""
+"""Collective algorithms that drop entries: the effect on each worker's state."""
 
 import keras
 import numpy as np
@@ -20,8 +20,8 @@ STEPS = 4
 MOMENTUM = 0.5
 
 
-class EveryOther(Communicator):
-    """Leaves out every other entry of what each worker sends."""
+class DropsEveryOther(Communicator):
+    """Drops every other entry that a worker sends."""
 
     drops_entries = True
 
@@ -37,13 +37,13 @@ class EveryOther(Communicator):
         positions = buffer.sent_positions(request.words, layout, counts)
         values = buffer.sent_values(request.words, layout, counts)
         selections, delivered = [], []
-        for t, where, found in zip(layout, positions, values, strict=True):
+        for t, p, v in zip(layout, positions, values, strict=True):
             if not t.uncompressed:
-                kept = tf.range(tf.size(found)) % 2 == 0
-                found = tf.where(kept, found, 0.0)
-                delivered.append(kept)
+                is_delivered = tf.range(tf.size(v)) % 2 == 0
+                v = tf.where(is_delivered, v, 0.0)
+                delivered.append(is_delivered)
             selections.append(
-                SelectedEntries(where, value_types.encode_values(found, t.value_type))
+                SelectedEntries(p, value_types.encode_values(v, t.value_type))
             )
         words = buffer.encode_sparse(layout, counts, selections, tf.constant(True))
         reply = super().answer(request._replace(words=words), check)
@@ -69,13 +69,13 @@ def oracle(weights, gradients, factor_masking, value_dtype):
                     flat[:] = 0
                     continue
                 k = int(np.ceil((1 - SPARSITY) * w.size - 1e-6))
-                chosen = np.sort(np.argsort(-np.abs(flat), kind="stable")[:k])
-                arrived = chosen[::2]
-                sent = flat[arrived].astype(dtype).astype("float32")
-                total[arrived] += sent
-                flat[arrived] -= sent
+                selected = np.sort(np.argsort(-np.abs(flat), kind="stable")[:k])
+                delivered = selected[::2]
+                sent = flat[delivered].astype(dtype).astype("float32")
+                total[delivered] += sent
+                flat[delivered] -= sent
                 if factor_masking:
-                    masked[arrived] = 0
+                    masked[delivered] = 0
             w -= total.reshape(w.shape)
     return weights, velocity, residual
 
@@ -88,7 +88,7 @@ def oracle(weights, gradients, factor_masking, value_dtype):
         ("operations", True, "float16"),
     ],
 )
-def test_what_is_left_out_on_the_way_is_kept(
+def test_dropped_entries_return_to_the_residual(
     monkeypatch, strategies, path, factor_masking, value_dtype
 ):
     if path == "operations":
@@ -103,7 +103,7 @@ def test_what_is_left_out_on_the_way_is_kept(
             value_dtype=value_dtype,
             diagnostics=tf_dgc.Diagnostics(check_every=None, track_staleness=True),
         )
-        optimizer.communicator = EveryOther(strategy, value_dtype)
+        optimizer.communicator = DropsEveryOther(strategy, value_dtype)
         return optimizer
 
     weights = initial_weights("float32", SHAPES)
@@ -111,20 +111,22 @@ def test_what_is_left_out_on_the_way_is_kept(
     gradients = make_gradients(2, STEPS, "float32", SHAPES)
     for local in gradients:
         trainer.step(local)
-    expected = oracle(weights, gradients, factor_masking, value_dtype)
+    expected_state = oracle(weights, gradients, factor_masking, value_dtype)
     optimizer = trainer.optimizer
-    found = (
+    actual_state = (
         trainer.weights(),
         trainer.local(optimizer.velocity),
         trainer.local(optimizer.residual),
     )
-    pairs = zip(tf.nest.flatten(found), tf.nest.flatten(expected), strict=True)
-    for mine, theirs in pairs:
-        np.testing.assert_allclose(mine, theirs, rtol=1e-5, atol=1e-5)
-    # In four steps of 20 and 15 entries, half of which arrive.
-    last = trainer.local(
+    pairs = zip(
+        tf.nest.flatten(actual_state), tf.nest.flatten(expected_state), strict=True
+    )
+    for actual, expected in pairs:
+        np.testing.assert_allclose(actual, expected, rtol=1e-5, atol=1e-5)
+    # Four steps of 20 and 15 entries, half of which are delivered.
+    last_sent = trainer.local(
         list(optimizer.state.worker_state.last_sent._last_sent.values())
     )
-    for worker in last:
-        for tensor, most in zip(worker, (40, 32), strict=True):
-            assert 10 <= np.count_nonzero(tensor) <= most
+    for worker in last_sent:
+        for tensor, max_delivered in zip(worker, (40, 32), strict=True):
+            assert 10 <= np.count_nonzero(tensor) <= max_delivered

@@ -1,4 +1,4 @@
-"""When the engine's CUDA kernels are taken; what they compute is in tests/gpu."""
+"""Conditions for the engine's CUDA kernels; tests/gpu checks their results."""
 
 from types import SimpleNamespace
 
@@ -10,10 +10,10 @@ from tf_dgc.steps import engine_step, native
 
 
 @pytest.fixture
-def take(monkeypatch):
-    """Return a function that says whether kernels are taken."""
+def uses_kernels(monkeypatch):
+    """Return a function that returns whether kernels are used."""
 
-    def answer(methods, problem="", on_gpu=(True, True, True)):
+    def check(methods, problem="", on_gpu=(True, True, True)):
         state = SimpleNamespace(cuda_problem=problem, cuda_methods=["whole", "two_bit"])
         monkeypatch.setattr(native_library, "load_library", lambda: state)
         monkeypatch.setattr(native, "is_on_gpu", lambda variables: variables[0])
@@ -25,16 +25,16 @@ def take(monkeypatch):
             inputs, [NativeMethod(name) for name in methods]
         )
 
-    return answer
+    return check
 
 
-def test_kernels_are_taken_where_all_has_some(take):
-    assert take(["whole", "two_bit"])
-    assert take(["two_bit"], on_gpu=())
-    assert not take(["whole", "top_k"])
+def test_kernels_are_used_if_all_methods_have_one(uses_kernels):
+    assert uses_kernels(["whole", "two_bit"])
+    assert uses_kernels(["two_bit"], on_gpu=())
+    assert not uses_kernels(["whole", "top_k"])
 
 
-def test_kernels_are_not_taken_where_they_cannot_run(take):
-    assert not take(["two_bit"], problem="they were not built")
-    assert not take(["two_bit"], on_gpu=(True, False))
-    assert not take(["two_bit"], on_gpu=(True, True, False))
+def test_kernels_are_not_used_if_they_cannot_run(uses_kernels):
+    assert not uses_kernels(["two_bit"], problem="they were not built")
+    assert not uses_kernels(["two_bit"], on_gpu=(True, False))
+    assert not uses_kernels(["two_bit"], on_gpu=(True, True, False))

@@ -1,4 +1,4 @@
-"""The look for what is not finite: by TensorFlow's operations, and natively."""
+"""Detection of values that are not finite, by TensorFlow and native operations."""
 
 import numpy as np
 import pytest
@@ -13,40 +13,40 @@ native = pytest.mark.skipif(
 
 
 @pytest.fixture(params=[False, pytest.param(True, marks=native)])
-def look(request):
+def all_finite(request):
     return lambda *tensors: bool(clipping.all_finite(tensors, request.param))
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
-def test_one_entry(look, dtype):
+def test_one_entry_that_is_not_finite(all_finite, dtype):
     limit = tf.as_dtype(dtype).max
     for size in (1, 7, 300_000):
         for value in (np.nan, np.inf, -np.inf):
-            values = np.full(size, limit)  # whose sum overflows
+            values = np.full(size, limit)  # their sum overflows
             finite = tf.cast(tf.constant(values), dtype)
-            assert look(finite)
+            assert all_finite(finite)
             values[size // 2] = value
-            assert not look(finite, tf.cast(tf.constant(values), dtype))
+            assert not all_finite(finite, tf.cast(tf.constant(values), dtype))
 
 
-def test_mixed_types_and_empty_tensors(look):
+def test_mixed_types_and_empty_tensors(all_finite):
     tensors = [tf.ones([3, 4], dtype) for dtype in DTYPES]
-    assert look(*tensors, tf.zeros([0, 5]))
-    assert not look(*tensors, tf.constant([1.0, -np.inf]))
-    assert look(tf.constant([0.0, -0.0, 1e-45, -1e-310]))
+    assert all_finite(*tensors, tf.zeros([0, 5]))
+    assert not all_finite(*tensors, tf.constant([1.0, -np.inf]))
+    assert all_finite(tf.constant([0.0, -0.0, 1e-45, -1e-310]))
 
 
 @native
-def test_scales_are_dropped_alike():
+def test_native_scales_are_the_same():
     gradients = [tf.ones([5]), tf.constant([np.inf, 1.0]), tf.ones([2], tf.float16)]
     for tensors, scales in [
         (gradients[:1], [0.5]),
         (gradients, [1.0, 1.0, 0.5]),
-        (gradients[2:], [1e6]),  # beyond float16, within what it is added to
+        (gradients[2:], [1e6]),  # overflows float16, but not the residual's dtype
         ([tf.constant([3e38])], [4.0]),
     ]:
-        found = [
+        results = [
             clipping.scales_or_nan(tensors, scales, use_native)
             for use_native in (False, True)
         ]
-        np.testing.assert_array_equal(*found)
+        np.testing.assert_array_equal(*results)

@@ -1,4 +1,4 @@
-"""The flat buffer: several tensors that a method compresses as one."""
+"""The flat buffer: tensors that a method compresses as one."""
 
 import keras
 import pytest
@@ -16,7 +16,7 @@ def tensors(*sizes, uncompressed=False):
     ]
 
 
-def test_positions_of_all_together_are_int32():
+def test_positions_in_the_flat_buffer_are_int32():
     half = 2**30
     (view,) = flat_views(tensors(half, half - 1), entire_model=True)
     assert view.seen.size == tf.int32.max
@@ -29,8 +29,8 @@ def test_positions_of_all_together_are_int32():
 
 
 @pytest.mark.parametrize("method", [compressors.GlobalTopK, compressors.LGC])
-def test_it_is_refused_before_memory_is_taken(method, monkeypatch):
-    """Of two variables of 8 entries, where positions end at 15."""
+def test_too_large_model_raises_before_allocation(method, monkeypatch):
+    """Two variables of 8 entries each, with positions up to 15."""
     monkeypatch.setattr(type(tf.int32), "max", 15)
     variables = [keras.Variable(tf.zeros([2, 4])) for _ in range(2)]
     optimizer = tf_dgc.CompressedOptimizer("sgd", method(0.5), min_compress_size=0)

@@ -1,4 +1,4 @@
-"""What a native operation does without memory, in a process that has none to spare."""
+"""A native operation without memory raises, in a process of its own."""
 
 import os
 import pathlib
@@ -17,7 +17,7 @@ SCRIPT = pathlib.Path(__file__).with_name("low_memory.py")
 @pytest.mark.skipif(
     native_library.load_library().library is None, reason="no native operations"
 )
-def test_too_little_memory_ends_the_step_with_an_error():
+def test_step_without_memory_raises():
     environment = {**os.environ, "CUDA_VISIBLE_DEVICES": "-1"}
     subprocess.run(
         [sys.executable, str(SCRIPT)], env=environment, timeout=120, check=True

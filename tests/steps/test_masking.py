@@ -1,4 +1,4 @@
-"""Factor masking goes by what was sent, not by the values that were."""
+"""Factor masking follows the entries that were sent, not their values."""
 
 import keras
 import numpy as np
@@ -14,7 +14,7 @@ WARM_UP = tf_dgc.schedules.WarmupSparsity(1000)
 DENSE_AT_FIRST = tf_dgc.schedules.PiecewiseConstantSparsity([3], [0.0, 0.99])
 
 
-def corrected(compressor, factor_masking=None, **settings):
+def corrected_optimizer(compressor, factor_masking=None, **settings):
     return tf_dgc.CompressedOptimizer(
         O.SGD(1.0, momentum=0.9),
         compressor,
@@ -23,7 +23,7 @@ def corrected(compressor, factor_masking=None, **settings):
     )
 
 
-def dgc(sparsity, value_dtype=None):
+def dgc_optimizer(sparsity, value_dtype=None):
     inner = O.SGD(1.0, momentum=0.9)
     return tf_dgc.DGCOptimizer(inner, sparsity, value_dtype=value_dtype)
 
@@ -40,7 +40,7 @@ def velocity_after(optimizer, gradients):
     return optimizer.velocity[0].numpy(), variable.numpy()
 
 
-def with_a_zero(g):
+def with_zero_entry(g):
     g[3, 4] = 0.0
     return g
 
@@ -48,16 +48,16 @@ def with_a_zero(g):
 @pytest.mark.parametrize(
     "optimizer",
     [
-        lambda: corrected(compressors.TopK(DENSE_AT_FIRST)),
-        lambda: corrected(compressors.TopK(0.0)),
-        lambda: corrected(compressors.RandomK(0.0)),
-        lambda: dgc(DENSE_AT_FIRST),
+        lambda: corrected_optimizer(compressors.TopK(DENSE_AT_FIRST)),
+        lambda: corrected_optimizer(compressors.TopK(0.0)),
+        lambda: corrected_optimizer(compressors.RandomK(0.0)),
+        lambda: dgc_optimizer(DENSE_AT_FIRST),
     ],
     ids=["schedule", "top_k", "random_k", "dgc"],
 )
-def test_momentum_survives_where_all_is_sent_and_an_entry_is_0(optimizer):
-    """An entry that is 0 was sent like the others."""
-    gradients = [with_a_zero(gradient(seed)) for seed in range(3)]
+def test_velocity_survives_dense_steps_with_a_zero_entry(optimizer):
+    """A zero entry is sent like the others."""
+    gradients = [with_zero_entry(gradient(seed)) for seed in range(3)]
     expected = np.zeros(SHAPE, "float32")
     for g in gradients:
         expected = np.float32(0.9) * expected + g
@@ -67,20 +67,20 @@ def test_momentum_survives_where_all_is_sent_and_an_entry_is_0(optimizer):
 
 @pytest.mark.parametrize("value_dtype", [None, "float16"])
 @pytest.mark.parametrize("sparsity", [0.99, DENSE_AT_FIRST], ids=["sparse", "dense"])
-def test_dgc_and_its_composition_mask_alike(sparsity, value_dtype):
-    """Below 6e-8 all values are coded as 0 in float16, and sent nevertheless."""
+def test_dgc_and_generic_top_k_mask_the_same_entries(sparsity, value_dtype):
+    """Values below 6e-8 become 0 in float16, but count as sent."""
     gradients = [gradient(seed, scale=1e-9) for seed in range(3)]
-    one = velocity_after(dgc(sparsity, value_dtype), gradients)
-    other = velocity_after(
-        corrected(compressors.TopK(sparsity, value_dtype)), gradients
+    dgc_result = velocity_after(dgc_optimizer(sparsity, value_dtype), gradients)
+    generic_result = velocity_after(
+        corrected_optimizer(compressors.TopK(sparsity, value_dtype)), gradients
     )
     if sparsity == 0.99:
-        assert np.count_nonzero(one[0] == 0) >= 20
+        assert np.count_nonzero(dgc_result[0] == 0) >= 20
     if value_dtype is None or sparsity == 0.99:
-        for a, b in zip(one, other, strict=True):
+        for a, b in zip(dgc_result, generic_result, strict=True):
             np.testing.assert_allclose(a, b, rtol=1e-6)
     else:  # a dense step of DGC is not coded
-        np.testing.assert_array_equal(one[0], other[0])
+        np.testing.assert_array_equal(dgc_result[0], generic_result[0])
 
 
 SPARSIFIERS = [
@@ -92,12 +92,12 @@ SPARSIFIERS = [
 
 
 @pytest.mark.parametrize("name", SPARSIFIERS)
-def test_every_sparsifier_says_what_it_sent(name):
-    optimizer = corrected(name, factor_masking=True)
-    velocity, moved = velocity_after(optimizer, [gradient()])
+def test_velocity_is_cleared_exactly_where_entries_are_sent(name):
+    optimizer = corrected_optimizer(name, factor_masking=True)
+    velocity, change = velocity_after(optimizer, [gradient()])
     cleared = velocity == 0
     assert np.count_nonzero(cleared) == optimizer.stats.entries_per_step
-    assert np.all(cleared[moved != 0])
+    assert np.all(cleared[change != 0])
 
 
 @pytest.mark.parametrize(
@@ -112,13 +112,13 @@ def test_every_sparsifier_says_what_it_sent(name):
         pytest.param(compressors.AdaComp(), True, id="by growth"),
     ],
 )
-def test_methods_mask_by_default_where_entries_wait(compressor, masked):
-    velocity, _ = velocity_after(corrected(compressor), [gradient()])
+def test_default_masking_depends_on_the_density(compressor, masked):
+    velocity, _ = velocity_after(corrected_optimizer(compressor), [gradient()])
     assert np.any(velocity == 0) == masked
 
 
-class Silent(compressors.RandomK):
-    """Does not say which: a whole tensor has no positions."""
+class WithoutChosen(compressors.RandomK):
+    """Returns a dense tensor, which has no positions."""
 
     def aggregate(self, values, state, keys):
         result = yield from super().aggregate(values, state, keys)
@@ -127,17 +127,17 @@ class Silent(compressors.RandomK):
         )
 
 
-def test_a_sparsifier_that_does_not_say_what_it_sent():
+def test_sparsifier_without_chosen_entries_raises():
     with pytest.raises(ValueError, match="must say which: pass `chosen`"):
-        velocity_after(corrected(Silent(0.99)), [gradient()])
+        velocity_after(corrected_optimizer(WithoutChosen(0.99)), [gradient()])
 
 
-class Composed(compressors.TopK):
-    """Not fused, as another class might choose in another way."""
+class TopKSubclass(compressors.TopK):
+    """Runs as a generic step, because a subclass may select other entries."""
 
 
-@pytest.mark.parametrize("method", [compressors.TopK, Composed])
-def test_staleness_counts_what_is_coded_as_0_as_sent(method):
+@pytest.mark.parametrize("method", [compressors.TopK, TopKSubclass])
+def test_values_rounded_to_zero_count_as_sent(method):
     variable = keras.Variable(np.zeros(SHAPE, "float32"))
     optimizer = tf_dgc.CompressedOptimizer(
         O.SGD(1.0),

@@ -1,4 +1,4 @@
-"""The native operations against the TensorFlow operations, bit for bit."""
+"""The native operations, bit-equal to the TensorFlow operations."""
 
 import itertools
 
@@ -42,7 +42,7 @@ CASES = {
     "global_clipnorm": (lambda: O.SGD(0.1, momentum=0.9, global_clipnorm=5.0), {}),
     "clipvalue": (lambda: O.SGD(0.1, momentum=0.9, clipvalue=0.5), {}),
     "loss scale": (lambda: O.SGD(0.1, momentum=0.9, loss_scale_factor=3.0), {}),
-    # A power of 2: then TensorFlow may multiply by the learning rate first.
+    # A power of 2, so that TensorFlow may multiply by the learning rate first.
     "decay": (lambda: O.SGD(0.1, momentum=0.9, weight_decay=2**-6), {}),
     "adam": (lambda: O.Adam(0.01), {}),
     "schedule": (lambda: O.SGD(0.1, momentum=0.9), {"sparsity": SCHEDULE}),
@@ -96,7 +96,7 @@ ONE_WORKER = [(case, "float32", 1) for case in CASES]
             ("mxint8", "float64", 1),
             ("mxfp4", "float64", 2),
         ],
-        # Others with like settings are in test_all_paths.py.
+        # test_all_paths.py has more cases with similar settings.
         [
             ("adam", "float32", 1),
             ("momentum", "float32", 3),
@@ -107,13 +107,17 @@ ONE_WORKER = [(case, "float32", 1) for case in CASES]
 def test_both_paths_give_the_same_bits(
     strategies, monkeypatch, case, dtype, num_workers
 ):
-    as_numpy = tf.as_dtype(dtype).as_numpy_dtype
-    gradients = make_gradients(num_workers, STEPS, as_numpy, SHAPES)
-    mine, my_stats = train(strategies[num_workers], case, as_numpy, gradients)
+    numpy_dtype = tf.as_dtype(dtype).as_numpy_dtype
+    gradients = make_gradients(num_workers, STEPS, numpy_dtype, SHAPES)
+    native_state, native_stats = train(
+        strategies[num_workers], case, numpy_dtype, gradients
+    )
     monkeypatch.setattr(native, "is_available", lambda variables: False)
-    theirs, their_stats = train(strategies[num_workers], case, as_numpy, gradients)
-    assert my_stats == their_stats
-    for a, b in zip(mine, theirs, strict=True):
+    expected, expected_stats = train(
+        strategies[num_workers], case, numpy_dtype, gradients
+    )
+    assert native_stats == expected_stats
+    for a, b in zip(native_state, expected, strict=True):
         np.testing.assert_array_equal(a, b)
 
 
@@ -132,8 +136,8 @@ def test_one_warning_under_xla():
 
 def run_compress(gradients, counts, layout, momentum=0.5, offsets=None, scales=None):
     """Compress from zero state; return words, velocity and residual."""
-    make = [tf.Variable(tf.zeros([t.size], t.dtype)) for t in layout + layout]
-    velocity, residual = make[: len(layout)], make[len(layout) :]
+    variables = [tf.Variable(tf.zeros([t.size], t.dtype)) for t in layout + layout]
+    velocity, residual = variables[: len(layout)], variables[len(layout) :]
     words = native_library.load_library().library.tf_dgc_compress(
         gradients=gradients,
         velocity=[v.handle for v in velocity],
@@ -163,7 +167,7 @@ def reference_layout(layout):
     "value_dtype", ["float32", "bfloat16", "float16", "sign", "mxint8", "mxfp4"]
 )
 @pytest.mark.parametrize("level", ["baseline", "avx2", "avx512"])
-def test_buffer_is_that_of_the_reference(monkeypatch, value_dtype, level):
+def test_buffer_equals_the_reference(monkeypatch, value_dtype, level):
     monkeypatch.setenv("TF_DGC_VECTOR_LEVEL", level)
     rng = np.random.default_rng(3)
     layout = [
@@ -178,18 +182,22 @@ def test_buffer_is_that_of_the_reference(monkeypatch, value_dtype, level):
     words, _, residual = run_compress(gradients, counts, layout)
     selections = []
     for g, k, tensor in zip(gradients, counts, layout, strict=True):
-        where = np.sort(np.argsort(-np.abs(g))[:k])
-        selections.append((None, g) if tensor.uncompressed else (where, g[where]))
+        positions = np.sort(np.argsort(-np.abs(g))[:k])
+        selections.append(
+            (None, g) if tensor.uncompressed else (positions, g[positions])
+        )
     reference = wire_reference.encode(
         reference_layout(layout), counts, selections, True
     )
     np.testing.assert_array_equal(words.numpy().view(np.uint32), reference)
     decoded, finite = wire_reference.decode(reference, reference_layout(layout), counts)
     assert finite
-    for g, r, (where, values) in zip(gradients, residual, decoded, strict=True):
-        kept = g.copy()
-        kept[slice(None) if where is None else where] -= values.astype(g.dtype)
-        np.testing.assert_array_equal(r, kept)
+    for g, r, (positions, values) in zip(gradients, residual, decoded, strict=True):
+        expected = g.copy()
+        expected[slice(None) if positions is None else positions] -= values.astype(
+            g.dtype
+        )
+        np.testing.assert_array_equal(r, expected)
 
 
 @pytest.mark.parametrize("content", ["zeros", "equal", "few zeros left"])
@@ -201,12 +209,12 @@ def test_ties_are_broken_from_the_offset(content):
         gradient[7:57] = 1.0
     layout = [TensorSpec("", (n,), tf.float32, False, "float32")]
     words, _, _ = run_compress([gradient], [k], layout, offsets=[offset])
-    ((where, _),), _ = wire_reference.decode(
+    ((positions, _),), _ = wire_reference.decode(
         words.numpy().view(np.uint32), reference_layout(layout), [k]
     )
     cyclic = (np.arange(n) - offset) % n
     expected = np.sort(np.lexsort((cyclic, -np.abs(gradient)))[:k])
-    np.testing.assert_array_equal(where, expected)
+    np.testing.assert_array_equal(positions, expected)
 
 
 def test_denormals_are_zero():
@@ -219,8 +227,8 @@ def test_denormals_are_zero():
 
 
 @pytest.mark.parametrize("share", [1, 7, 5000])
-def test_nan_leaves_its_entries_out(share):
-    """A whole step is left out by scales of NaN (`clipping.drop`)."""
+def test_nan_entries_are_skipped(share):
+    """Scales of NaN skip a whole step (`clipping.drop`)."""
     layout = [
         TensorSpec("", (5000,), tf.float32, False, "float32"),
         TensorSpec("", (5,), tf.float32, True, "float32"),
@@ -249,7 +257,7 @@ def test_overflow_of_the_residual_counts_as_nonfinite():
 
 
 @pytest.mark.parametrize(
-    ("counts", "offsets", "size", "what"),
+    ("counts", "offsets", "size", "message"),
     [
         ([6], [0], 5, "k = 6 entries of a tensor of 5"),
         ([0], [0], 5, "k = 0 entries of a tensor of 5"),
@@ -258,13 +266,13 @@ def test_overflow_of_the_residual_counts_as_nonfinite():
         ([1, 1], [0], 5, "one count per tensor"),
     ],
 )
-def test_wrong_arguments(counts, offsets, size, what):
+def test_invalid_arguments_raise(counts, offsets, size, message):
     layout = [TensorSpec("", (5,), tf.float32, False, "float32")]
-    with pytest.raises(tf.errors.InvalidArgumentError, match=what):
+    with pytest.raises(tf.errors.InvalidArgumentError, match=message):
         run_compress([np.ones(size, "float32")], counts, layout, offsets=offsets)
 
 
-def test_a_variable_that_changed_its_shape():
+def test_variable_with_another_shape_raises():
     layout = [TensorSpec("", (5,), tf.float32, True, "float32")]
     words, _, _ = run_compress([np.ones(5, "float32")], [5], layout)
     variable = tf.Variable(tf.zeros([5]), shape=tf.TensorShape(None))
@@ -287,7 +295,7 @@ def descend(variable, words, layout, counts):
 LAYOUT = [TensorSpec("", (1000,), tf.float32, False, "float32")]
 
 
-def good_words():
+def valid_words():
     gradient = np.random.default_rng(0).normal(size=1000).astype("float32")
     return run_compress([gradient], [4], LAYOUT)[0].numpy().view(np.uint32)
 
@@ -305,7 +313,7 @@ def set_word(i, value):
 
 
 @pytest.mark.parametrize(
-    ("make", "what"),
+    ("corrupt", "message"),
     [
         (lambda w: w[:3], "too short"),
         (lambda w: w[:-1], "words and claims"),
@@ -318,32 +326,29 @@ def set_word(i, value):
         (lambda w: seal(w, set_word(6, 0)), "positions, not 4"),
     ],
 )
-def test_bad_buffers_are_refused_and_change_nothing(make, what):
-    words = tf.constant(make(good_words()).astype(np.uint32).view(np.int32))
+def test_malformed_buffer_raises_and_changes_nothing(corrupt, message):
+    words = tf.constant(corrupt(valid_words()).astype(np.uint32).view(np.int32))
     variable = tf.Variable(tf.ones([1000]))
-    with pytest.raises(tf.errors.InvalidArgumentError, match=what) as error:
+    with pytest.raises(tf.errors.InvalidArgumentError, match=message) as error:
         descend(variable, words, LAYOUT, [4])
     assert "worker 0" in str(error.value)
     np.testing.assert_array_equal(variable, np.ones(1000))
 
 
-def test_every_flipped_bit_is_noticed():
-    good = good_words()
+def test_any_flipped_bit_raises():
+    valid = valid_words()
     variable = tf.Variable(tf.ones([1000]))
-    for bit in range(32 * good.size):
-        words = good.copy()
+    for bit in range(32 * valid.size):
+        words = valid.copy()
         words[bit // 32] ^= np.uint32(1 << bit % 32)
         with pytest.raises(tf.errors.InvalidArgumentError):
             descend(variable, tf.constant(words.view(np.int32)), LAYOUT, [4])
 
 
-def test_an_old_value_that_is_still_read_stays_as_it_was():
-    words = tf.constant(good_words().view(np.int32))
+def test_value_read_before_stays_unchanged():
+    words = tf.constant(valid_words().view(np.int32))
     variable = tf.Variable(tf.ones([1000]))
     before = variable.read_value()
     descend(variable, words, LAYOUT, [4])
     assert np.count_nonzero(variable.numpy() != 1) == 4
     np.testing.assert_array_equal(before, np.ones(1000))
-
-
-# --- too little memory ----------------------------------------------------------------

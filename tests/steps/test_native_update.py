@@ -1,4 +1,4 @@
-"""What the operations that apply a rule refuse; `optimizers` tests what they do."""
+"""Invalid operands of the native update rules; tests/optimizers checks the results."""
 
 import numpy as np
 import pytest
@@ -19,35 +19,37 @@ pytestmark = pytest.mark.skipif(
 PLAN = StepPlan([TensorSpec("", (5,), tf.float32, True)], [5], False)
 
 
-def ones_of(number):
+def make_variables(number):
     return [tf.Variable(tf.ones([5])) for _ in range(number)]
 
 
 def operands(**changes):
-    """Return what all the operations take, for Adam of a variable of 5 entries."""
-    variables = changes.pop("variables", None) or ones_of(3)
-    given = {
+    """Return operands of all operations, for Adam and a variable of 5 entries."""
+    variables = changes.pop("variables", None) or make_variables(3)
+    fields = {
         "rules": ["adam"],
         "rule_of": [0],
         "decays": [True],
         "hyperparameters": tf.constant([[0.1] * 6], tf.float64),
         **changes,
     }
-    return variables, {**given, "updated": [v.handle for v in variables]}
+    return variables, {**fields, "updated": [v.handle for v in variables]}
 
 
-def words_of(values):
-    agreed = native.layout_attributes(PLAN)
+def make_buffer(values):
+    attributes = native.layout_attributes(PLAN)
     body = to_words(tf.constant(values, tf.float32))
-    return buffer.add_header(agreed["fingerprint"], 5 + 5, [body], tf.constant(True))
+    return buffer.add_header(
+        attributes["fingerprint"], 5 + 5, [body], tf.constant(True)
+    )
 
 
 def apply_words(words, **changes):
-    """Apply buffers of one worker; return the variables that were given."""
-    variables, given = operands(**changes)
+    """Apply the buffer of one worker; return the variables and the error message."""
+    variables, arguments = operands(**changes)
     try:
         native.ops().tf_dgc_apply(
-            **given,
+            **arguments,
             buffers=words[tf.newaxis],
             counts=native.entry_counts(PLAN),
             T=[tf.float32],
@@ -59,29 +61,29 @@ def apply_words(words, **changes):
 
 
 def apply_sums(sums, flat=False, **changes):
-    variables, given = operands(**changes)
+    variables, arguments = operands(**changes)
     try:
-        native.ops().tf_dgc_apply_sums(**given, sums=sums, flat=flat)
+        native.ops().tf_dgc_apply_sums(**arguments, sums=sums, flat=flat)
     except tf.errors.InvalidArgumentError as error:
         return variables, str(error)
     return variables, ""
 
 
-def is_unchanged(variables):
+def are_unchanged(variables):
     return all(np.all(v.numpy() == 1) for v in variables)
 
 
-def test_good_words():
-    variables, wrong = apply_words(words_of([1.0, 2.0, 3.0, 4.0, 5.0]))
-    assert wrong == ""
+def test_valid_buffer_is_applied():
+    variables, error = apply_words(make_buffer([1.0, 2.0, 3.0, 4.0, 5.0]))
+    assert error == ""
     assert not np.any(variables[0].numpy() == 1)
 
 
-@pytest.mark.parametrize("bad", [np.nan, np.inf])
-def test_bad_words_change_nothing(bad):
-    variables, wrong = apply_words(words_of([1.0, 2.0, 3.0, 4.0, bad]))
-    assert "not finite" in wrong
-    assert is_unchanged(variables)
+@pytest.mark.parametrize("value", [np.nan, np.inf])
+def test_buffer_that_is_not_finite_changes_nothing(value):
+    variables, error = apply_words(make_buffer([1.0, 2.0, 3.0, 4.0, value]))
+    assert "not finite" in error
+    assert are_unchanged(variables)
 
 
 def ones(*sizes):
@@ -89,7 +91,7 @@ def ones(*sizes):
 
 
 @pytest.mark.parametrize(
-    ("sums", "flat", "changes", "what"),
+    ("sums", "flat", "changes", "message"),
     [
         (ones(4), False, {}, "one sum per entry"),
         (ones(6), False, {}, "one sum per entry"),
@@ -102,39 +104,41 @@ def ones(*sizes):
         (ones(5), False, {"rule_of": [1]}, "no such rule"),
         (ones(5), False, {"rule_of": [0, 0]}, "one value of `rule_of`"),
         (
-            *(ones(5), False, {"hyperparameters": tf.zeros([1, 5], tf.float64)}),
+            ones(5),
+            False,
+            {"hyperparameters": tf.zeros([1, 5], tf.float64)},
             "must be 6 hyperparameters",
         ),
     ],
 )
-def test_what_does_not_fit_changes_nothing(sums, flat, changes, what):
-    variables, wrong = apply_sums(sums, flat, **changes)
-    assert what in wrong
-    assert is_unchanged(variables)
+def test_invalid_operands_change_nothing(sums, flat, changes, message):
+    variables, error = apply_sums(sums, flat, **changes)
+    assert message in error
+    assert are_unchanged(variables)
 
 
 @pytest.mark.parametrize(
-    ("other", "what"),
+    ("make_slot", "message"),
     [
         (lambda: tf.Variable(tf.ones([4])), "must have 5 entries of type float"),
         (lambda: tf.Variable(tf.ones([5], tf.float64)), "double"),
     ],
 )
-def test_a_slot_that_does_not_fit_changes_nothing(other, what):
-    variables = [*ones_of(2), other()]
-    _, wrong = apply_sums(ones(5), variables=variables)
-    assert what in wrong
-    assert is_unchanged(variables)
+def test_invalid_slot_changes_nothing(make_slot, message):
+    variables = [*make_variables(2), make_slot()]
+    _, error = apply_sums(ones(5), variables=variables)
+    assert message in error
+    assert are_unchanged(variables)
 
 
-def test_a_variable_that_is_its_own_slot():
-    first, second = ones_of(2)
-    _, wrong = apply_sums(ones(5), variables=[first, second, first])
-    assert "passed twice" in wrong
+def test_variable_that_is_its_own_slot_raises():
+    first, second = make_variables(2)
+    _, error = apply_sums(ones(5), variables=[first, second, first])
+    assert "passed twice" in error
 
 
-def test_an_old_value_that_is_still_read_stays_as_it_was():
-    variables = ones_of(3)
+def test_value_read_before_stays_unchanged():
+    variables = make_variables(3)
     before = [v.read_value() for v in variables]
     apply_sums(ones(6), flat=True, variables=variables)
     assert not np.any(variables[0].numpy() == 1)

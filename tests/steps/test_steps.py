@@ -1,4 +1,4 @@
-"""Kinds of steps: which one is chosen, and that another one can be plugged in."""
+"""Step implementations: which one is chosen, and how to add one."""
 
 import keras
 import numpy as np
@@ -19,8 +19,8 @@ from tf_dgc.steps import (
 from tf_dgc.steps.base import StepOutcome
 
 
-def sum_everything(inputs):
-    """A kind of step of this file's own: no compression, and everything halved."""
+def half_sum_step(inputs):
+    """A step implementation without compression, which halves the sums."""
 
     def step():
         flat = [tf.reshape(g, [-1]) for g in inputs.gradients]
@@ -32,11 +32,11 @@ def sum_everything(inputs):
     return step()
 
 
-def test_a_third_kind_of_step(monkeypatch, strategies):
+def test_added_step_implementation_is_used(monkeypatch, strategies):
     monkeypatch.setattr(
         implementations,
         "IMPLEMENTATIONS",
-        [sum_everything, *implementations.IMPLEMENTATIONS],
+        [half_sum_step, *implementations.IMPLEMENTATIONS],
     )
     weights = initial_weights()
     trainer = Trainer(
@@ -46,46 +46,46 @@ def test_a_third_kind_of_step(monkeypatch, strategies):
     )
     (gradients,) = make_gradients(2, 1)
     trainer.step(gradients)
-    for after, before, *both in zip(
+    for after, before, *worker_gradients in zip(
         trainer.weights(), weights, *gradients, strict=True
     ):
-        np.testing.assert_allclose(after, before - sum(both) / 2)
+        np.testing.assert_allclose(after, before - sum(worker_gradients) / 2)
     assert trainer.optimizer.stats.entries_per_step == trainer.optimizer.num_entries
 
 
 def take_step(monkeypatch, strategy, make_optimizer):
-    """Return which kinds of steps, and of fused steps which paths, one step takes."""
-    taken = []
+    """Return the step implementation, and the path of top-k steps, that a step used."""
+    names = []
 
     def spy(module, name):
         function = getattr(module, name)
 
-        def recorded(*args):
+        def spied(*args):
             result = function(*args)
             if result is not None:
-                taken.append(module.__name__.rpartition(".")[2])
+                names.append(module.__name__.rpartition(".")[2])
             return result
 
-        monkeypatch.setattr(module, name, recorded)
-        return recorded
+        monkeypatch.setattr(module, name, spied)
+        return spied
 
-    recorded = [
+    spied_implementations = [
         spy(top_k_step, "start_top_k_step"),
         spy(generic_step, "start_generic_step"),
     ]
-    monkeypatch.setattr(implementations, "IMPLEMENTATIONS", recorded)
+    monkeypatch.setattr(implementations, "IMPLEMENTATIONS", spied_implementations)
     spy(native, "compress")
     spy(tensorflow_ops, "compress")
     (gradients,) = make_gradients(2, 1)
     Trainer(strategy, make_optimizer, initial_weights()).step(gradients)
-    return set(taken)
+    return set(names)
 
 
 SGD = keras.optimizers.SGD
 
 
 @pytest.mark.parametrize(
-    ("make_optimizer", "kind"),
+    ("make_optimizer", "implementation"),
     [
         (lambda: tf_dgc.DGCOptimizer(SGD(1.0), 0.9), "top_k_step"),
         (lambda: tf_dgc.DGCOptimizer(SGD(1.0), 0.0), "generic_step"),
@@ -100,31 +100,33 @@ SGD = keras.optimizers.SGD
         ),
     ],
 )
-def test_which_kind_is_chosen(monkeypatch, strategies, make_optimizer, kind):
-    taken = take_step(monkeypatch, strategies[2], make_optimizer)
+def test_chosen_step_implementation(
+    monkeypatch, strategies, make_optimizer, implementation
+):
+    names = take_step(monkeypatch, strategies[2], make_optimizer)
     path = {"native" if native_library.load_library().library else "tensorflow_ops"}
-    assert taken == (
-        {"top_k_step"} | path if kind == "top_k_step" else {"generic_step"}
+    assert names == (
+        {"top_k_step"} | path if implementation == "top_k_step" else {"generic_step"}
     )
 
 
-def test_a_subclass_of_top_k_is_composed(monkeypatch, strategies):
-    """It may choose in another way."""
+def test_subclass_of_top_k_takes_a_generic_step(monkeypatch, strategies):
+    """It may select other entries."""
 
     class Mine(compressors.TopK):
         pass
 
-    taken = take_step(
+    names = take_step(
         monkeypatch,
         strategies[2],
         lambda: tf_dgc.CompressedOptimizer(SGD(1.0), Mine(0.9)),
     )
-    assert taken == {"generic_step"}
+    assert names == {"generic_step"}
 
 
-def test_without_the_native_operations(monkeypatch, strategies):
+def test_step_without_native_operations(monkeypatch, strategies):
     monkeypatch.setattr(native, "is_available", lambda variables: False)
-    taken = take_step(
+    names = take_step(
         monkeypatch, strategies[2], lambda: tf_dgc.DGCOptimizer(SGD(1.0), 0.9)
     )
-    assert taken == {"top_k_step", "tensorflow_ops"}
+    assert names == {"top_k_step", "tensorflow_ops"}

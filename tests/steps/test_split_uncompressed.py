@@ -1,4 +1,4 @@
-"""Exempt tensors travel in the buffer, or where that costs more, by an all-reduce."""
+"""Uncompressed tensors travel in the buffer, or by all-reduce where that is cheaper."""
 
 import keras
 import numpy as np
@@ -18,7 +18,7 @@ from tf_dgc.steps import native
 from tf_dgc.steps.base import split_uncompressed
 
 SGD = keras.optimizers.SGD
-# At three workers the bias is worth a collective of its own.
+# With three workers the bias gets its own all-reduce.
 SHAPES = [(50, 40), (60_000,), (7, 3)]
 
 
@@ -41,12 +41,12 @@ def tensors(*sizes, uncompressed):
         (tensors(9, 10**6, uncompressed=[]), 64, [[0, 1]]),
     ],
 )
-def test_what_travels_together(layout, num_workers, expected):
+def test_split_of_tensors(layout, num_workers, expected):
     assert split_uncompressed(layout, num_workers) == expected
 
 
 @pytest.mark.parametrize("path", ["native", "operations", "composed"])
-def test_what_is_handed_over(monkeypatch, strategies, path):
+def test_collectives_of_a_step(monkeypatch, strategies, path):
     if path == "operations":
         monkeypatch.setattr(native, "is_available", lambda variables: False)
     method = "qsgd" if path == "composed" else tf_dgc.compressors.TopK(0.99)
@@ -58,13 +58,13 @@ def test_what_is_handed_over(monkeypatch, strategies, path):
         ),
         weights,
     )
-    handed_over = record_collectives(monkeypatch)
+    sizes = record_collectives(monkeypatch)
     (gradients,) = make_gradients(3, 1, "float32", SHAPES)
     trainer.step(gradients)
-    summed = 4 * (1 + 60_000 + 21)
-    assert sorted(handed_over)[3:] == [summed] * 3
-    assert len(handed_over) == 6
-    assert sum(handed_over) == 3 * trainer.optimizer.stats.bytes_per_step
+    all_reduce_size = 4 * (1 + 60_000 + 21)
+    assert sorted(sizes)[3:] == [all_reduce_size] * 3
+    assert len(sizes) == 6
+    assert sum(sizes) == 3 * trainer.optimizer.stats.bytes_per_step
     for i in (1, 2):
         np.testing.assert_allclose(
             trainer.weights()[i],
@@ -74,7 +74,7 @@ def test_what_is_handed_over(monkeypatch, strategies, path):
 
 
 @pytest.mark.parametrize("inner", [SGD(1.0), keras.optimizers.Adam(1.0)])
-def test_a_refused_buffer_changes_no_exempt_weight(monkeypatch, strategies, inner):
+def test_refused_buffer_changes_no_weight(monkeypatch, strategies, inner):
     weights = initial_weights("float32", SHAPES)
     trainer = Trainer(strategies[3], lambda: tf_dgc.DGCOptimizer(inner, 0.99), weights)
     damage_replies(monkeypatch)
@@ -86,7 +86,7 @@ def test_a_refused_buffer_changes_no_exempt_weight(monkeypatch, strategies, inne
             np.testing.assert_array_equal(copy, before)
 
 
-def test_what_is_not_finite_in_one_share_leaves_out_both(strategies):
+def test_worker_with_a_nonfinite_tensor_is_skipped(strategies):
     weights = initial_weights("float32", SHAPES)
     trainer = Trainer(strategies[3], lambda: tf_dgc.DGCOptimizer(SGD(1.0), 0), weights)
     (gradients,) = make_gradients(3, 1, "float32", SHAPES)
@@ -94,13 +94,13 @@ def test_what_is_not_finite_in_one_share_leaves_out_both(strategies):
     gradients[2][1][3] = np.inf
     trainer.step(gradients)
     assert trainer.optimizer.stats.nonfinite == 2
-    for after, before, only in zip(
+    for after, before, gradient in zip(
         trainer.weights(), weights, gradients[1], strict=True
     ):
-        np.testing.assert_allclose(after, before - only, atol=1e-5)
+        np.testing.assert_allclose(after, before - gradient, atol=1e-5)
 
 
-def test_what_overflows_in_either_share_is_counted_once(strategies):
+def test_overflow_in_both_parts_is_counted_once(strategies):
     weights = initial_weights("float32", SHAPES)
     trainer = Trainer(
         strategies[3],
@@ -114,7 +114,7 @@ def test_what_overflows_in_either_share_is_counted_once(strategies):
     zeros = [[np.zeros(s, "float32") for s in SHAPES] for _ in range(3)]
     trainer.step(zeros)
     residual = [r.value for r in trainer.optimizer.residual]
-    for i in (0, 1):  # of every worker, in a tensor of each share
+    for i in (0, 1):  # of every worker, in a tensor of each part
         for copy in trainer.strategy.experimental_local_results(residual[i]):
             copy.assign(tf.fill(copy.shape, 3e38))
     zeros[1][0][:] = zeros[1][1][:] = 3e38

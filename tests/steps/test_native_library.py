@@ -1,4 +1,4 @@
-"""Whether the native operations are loaded, refused or missed, and what is said."""
+"""Loading of the native operations, and messages about missing or unusable ones."""
 
 import hashlib
 import json
@@ -19,12 +19,12 @@ from tf_dgc import native_library
 from tf_dgc.cli import doctor
 
 SOURCES = pathlib.Path(__file__).parents[2] / "custom_ops"
-BUILT = native_library.load_library().library is not None
+IS_BUILT = native_library.load_library().library is not None
 
 
 @pytest.fixture
-def fresh():
-    """Forget what was found, before and after."""
+def cleared_cache():
+    """Clear the cache of `load_library` before and after the test."""
     native_library.load_library.cache_clear()
     native_library.warn_if_missing.cache_clear()
     yield
@@ -48,14 +48,14 @@ def write(directory, content=b"library", **changes):
     return library, stamp
 
 
-def test_good_stamp(tmp_path):
-    stamp, wrong = native_library.check_stamp(*write(tmp_path))
-    assert wrong == ""
+def test_valid_stamp(tmp_path):
+    stamp, problem = native_library.check_stamp(*write(tmp_path))
+    assert problem == ""
     assert stamp["tensorflow"] == tf.__version__
 
 
 @pytest.mark.parametrize(
-    ("changes", "what"),
+    ("changes", "message"),
     [
         ({"tensorflow": "2.18.1"}, "built for TensorFlow 2.18"),
         ({"tensorflow": "3.21.0"}, "built for TensorFlow 3.21"),
@@ -63,19 +63,19 @@ def test_good_stamp(tmp_path):
         ({"sources": "0"}, "changed since it was built"),
     ],
 )
-def test_stamp_that_does_not_fit(monkeypatch, tmp_path, changes, what):
+def test_stamp_of_another_build(monkeypatch, tmp_path, changes, message):
     monkeypatch.setattr(
         native_library, "_source_directory", lambda: SOURCES
     )  # as in a source tree
-    assert what in native_library.check_stamp(*write(tmp_path, **changes))[1]
+    assert message in native_library.check_stamp(*write(tmp_path, **changes))[1]
 
 
-def test_which_folder_holds_the_sources(monkeypatch, tmp_path):
+def test_source_directory(monkeypatch, tmp_path):
     monkeypatch.setattr(
         native_library, "_DIRECTORY", SOURCES.parent / "tf_dgc" / "_native"
     )
     assert native_library._source_directory() == SOURCES
-    # Somebody else's folder beside an installed package, then somebody else's project.
+    # A foreign folder next to an installed package, then a foreign project.
     monkeypatch.setattr(native_library, "_DIRECTORY", tmp_path / "tf_dgc" / "_native")
     operations = tmp_path / "custom_ops"
     (operations / "cpu").mkdir(parents=True)
@@ -91,7 +91,7 @@ def test_which_folder_holds_the_sources(monkeypatch, tmp_path):
     assert "changed since" in native_library.check_stamp(*write(tmp_path))[1]
 
 
-def test_a_file_that_is_not_ours(tmp_path):
+def test_library_without_a_matching_stamp(tmp_path):
     library, stamp = write(tmp_path)
     library.write_bytes(b"another file")
     assert "not the file" in native_library.check_stamp(library, stamp)[1]
@@ -107,22 +107,22 @@ def test_libraries_for_other_versions(tmp_path):
     for version in ("2.7", "2.8"):
         (tmp_path / version).mkdir()
         (tmp_path / version / "library.so").touch()
-    _, wrong = native_library.check_stamp(
+    _, problem = native_library.check_stamp(
         tmp_path / "2.9" / "library.so", tmp_path / "stamp.json"
     )
-    assert f"built for TensorFlow 2.7 and 2.8, and this is {tf.__version__}" in wrong
+    assert f"built for TensorFlow 2.7 and 2.8, and this is {tf.__version__}" in problem
 
 
-def use(monkeypatch, library, stamp, wish=None):
+def use(monkeypatch, library, stamp, setting=None):
     monkeypatch.setattr(native_library, "_LIBRARY", library)
     monkeypatch.setattr(native_library, "_STAMP", stamp)
-    if wish is None:
+    if setting is None:
         monkeypatch.delenv("TF_DGC_NATIVE", raising=False)
     else:
-        monkeypatch.setenv("TF_DGC_NATIVE", wish)
+        monkeypatch.setenv("TF_DGC_NATIVE", setting)
 
 
-def test_a_library_that_cannot_be_loaded(fresh, monkeypatch, tmp_path, capsys):
+def test_library_that_cannot_be_loaded(cleared_cache, monkeypatch, tmp_path, capsys):
     use(monkeypatch, *write(tmp_path, b"no ELF file"))
     assert "could not load" in native_library.load_library().reason
     assert doctor.main() == 1
@@ -131,7 +131,7 @@ def test_a_library_that_cannot_be_loaded(fresh, monkeypatch, tmp_path, capsys):
     assert "pip install" in printed
 
 
-def test_one_warning_says_what_is_lost(fresh, monkeypatch, tmp_path):
+def test_missing_library_warns_once(cleared_cache, monkeypatch, tmp_path):
     use(monkeypatch, tmp_path / "none.so", tmp_path / "none.json")
     with pytest.warns(RuntimeWarning, match="several times as long.*pip install"):
         tf_dgc.DGCOptimizer(keras.optimizers.SGD())
@@ -140,14 +140,14 @@ def test_one_warning_says_what_is_lost(fresh, monkeypatch, tmp_path):
         tf_dgc.DGCOptimizer(keras.optimizers.SGD())
 
 
-def test_forbidden(fresh, monkeypatch, capsys):
+def test_native_operations_disabled(cleared_cache, monkeypatch, capsys):
     monkeypatch.setenv("TF_DGC_NATIVE", "0")
     tf_dgc.DGCOptimizer(keras.optimizers.SGD())  # no warning
     assert doctor.main() == 0
     assert "TF_DGC_NATIVE=0 disables" in capsys.readouterr().out
 
 
-def test_demanded_and_missing(fresh, monkeypatch, tmp_path, capsys):
+def test_missing_required_library_raises(cleared_cache, monkeypatch, tmp_path, capsys):
     use(monkeypatch, tmp_path / "none.so", tmp_path / "none.json", "1")
     with pytest.raises(ImportError, match="were not built"):
         tf_dgc.DGCOptimizer(keras.optimizers.SGD())
@@ -155,17 +155,19 @@ def test_demanded_and_missing(fresh, monkeypatch, tmp_path, capsys):
     assert "were not built" in capsys.readouterr().err
 
 
-def test_another_value_of_the_variable(fresh, monkeypatch):
+def test_invalid_setting_raises(cleared_cache, monkeypatch):
     monkeypatch.setenv("TF_DGC_NATIVE", "yes")
     with pytest.raises(ValueError, match="TF_DGC_NATIVE=yes"):
         native_library.load_library()
 
 
-@pytest.mark.parametrize("wish", ["", " ", 'g++ "', "/etc/passwd", "no-such-compiler"])
-def test_doctor_survives_any_compiler(monkeypatch, wish):
-    monkeypatch.setenv("CXX", wish)
+@pytest.mark.parametrize(
+    "setting", ["", " ", 'g++ "', "/etc/passwd", "no-such-compiler"]
+)
+def test_doctor_survives_any_compiler(monkeypatch, setting):
+    monkeypatch.setenv("CXX", setting)
     compiler = dict(doctor.report(native_library.load_library()))["compiler here"]
-    if wish.strip():
+    if setting.strip():
         assert compiler.startswith("none (")
     else:
         monkeypatch.delenv("CXX")
@@ -176,14 +178,14 @@ def test_doctor_survives_any_compiler(monkeypatch, wish):
 
 
 @pytest.mark.slow
-@pytest.mark.skipif(not BUILT, reason=native_library.load_library().reason)
+@pytest.mark.skipif(not IS_BUILT, reason=native_library.load_library().reason)
 def test_doctor_finds_the_native_operations(tmp_path):
     result = subprocess.run(
         [sys.executable, "-m", "tf_dgc", "doctor"],
         capture_output=True,
         text=True,
         env={**os.environ, "TF_DGC_VECTOR_LEVEL": "baseline"},
-        cwd=tmp_path,  # not the source tree, which need not be what is installed
+        cwd=tmp_path,  # so that the installed package is imported
         check=False,
     )
     assert result.returncode == 0, result.stderr
@@ -191,7 +193,7 @@ def test_doctor_finds_the_native_operations(tmp_path):
         assert line in result.stdout
 
 
-@pytest.mark.skipif(not BUILT, reason="the native operations are not built")
+@pytest.mark.skipif(not IS_BUILT, reason="the native operations are not built")
 @pytest.mark.parametrize("name", ["TfDgcCompress", "TfDgcSum", "TfDgcDescend"])
 def test_kernels_of_both_devices_are_registered(name):
     registered = kernels.get_registered_kernels_for_op(name).kernel
@@ -212,7 +214,7 @@ def test_kernels_of_both_devices_are_registered(name):
         ({"cuda": "13.0 (sm_90)"}, {"TF_DGC_CUDA": "0"}, "TF_DGC_CUDA=1 is not set"),
     ],
 )
-def test_why_cuda_kernels_are_not_used(monkeypatch, stamp, environment, problem):
+def test_reason_why_cuda_kernels_are_not_used(monkeypatch, stamp, environment, problem):
     monkeypatch.delenv("TF_DGC_CUDA", raising=False)
     for name, value in environment.items():
         monkeypatch.setenv(name, value)
@@ -230,4 +232,4 @@ def test_why_cuda_kernels_are_not_used(monkeypatch, stamp, environment, problem)
 )
 def test_cuda_kernels_without_a_gpu(monkeypatch):
     monkeypatch.setenv("TF_DGC_CUDA", "1")
-    assert native_library.load_library().cuda_problem  # what CUDA says
+    assert native_library.load_library().cuda_problem  # CUDA's message

@@ -1,4 +1,4 @@
-"""What a server makes of a push is what its worker takes for sent, by every method."""
+"""Servers decode exactly what a worker counts as sent, with every method."""
 
 import itertools
 import math
@@ -20,7 +20,7 @@ SHAPES = [(30, 40), (7,), (25, 20)]
 SCHEDULE = schedules.PiecewiseConstantSparsity([3], [0.0, 0.9])
 
 
-def goes(name):
+def can_be_pushed(name):
     try:
         validation.check_compressor(compressors.get(name))
     except ValueError:
@@ -28,20 +28,30 @@ def goes(name):
     return True
 
 
-METHODS = [name for name in compressors.METHODS if goes(name)]
+METHODS = [name for name in compressors.METHODS if can_be_pushed(name)]
 
 
 def test_most_methods_can_be_pushed():
-    some = {"none", "top_k", "random_k", "float16", "uniform_8bit", "qsgd", "tern_grad"}
-    assert some <= {*METHODS}
+    supported = {
+        "none",
+        "top_k",
+        "random_k",
+        "float16",
+        "uniform_8bit",
+        "qsgd",
+        "tern_grad",
+    }
+    assert supported <= {*METHODS}
     assert not {"sign_sgd", "power_sgd", "scale_com", "diana", "laq"} & {*METHODS}
 
 
-def take(compressor, dtype, step, seed=0, worker=1, momentum=0.0, bad=False):
-    """Return a worker's push, and what receives it."""
-    kind = tf.as_dtype(dtype)
+def make_push(compressor, dtype, step, seed=0, worker=1, momentum=0.0, has_nan=False):
+    """Return a worker's push, its receivers, and the step."""
+    tensor_dtype = tf.as_dtype(dtype)
     tensors = [
-        TensorSpec(f"t{i}", s, kind, uncompressed=i == 1, max_magnitude=math.inf)
+        TensorSpec(
+            f"t{i}", s, tensor_dtype, uncompressed=i == 1, max_magnitude=math.inf
+        )
         for i, s in enumerate(SHAPES)
     ]
     feedback = compressor.error_feedback in ("required", "default")
@@ -55,10 +65,10 @@ def take(compressor, dtype, step, seed=0, worker=1, momentum=0.0, bad=False):
         tracks_staleness=False,
     )
     rng = np.random.default_rng(seed)
-    gradients = [tf.constant(rng.normal(size=s), kind) for s in SHAPES]
-    if bad:
+    gradients = [tf.constant(rng.normal(size=s), tensor_dtype) for s in SHAPES]
+    if has_nan:
         gradients[0] *= math.nan
-    number = tf.constant(step, tf.int64)
+    step_number = tf.constant(step, tf.int64)
     inputs = StepInputs(
         compressor,
         tensors,
@@ -70,7 +80,7 @@ def take(compressor, dtype, step, seed=0, worker=1, momentum=0.0, bad=False):
         False,
         True,
         7,
-        number,
+        step_number,
         worker,
         push.NUM_WORKERS,
         [t.size for t in tensors],
@@ -79,20 +89,22 @@ def take(compressor, dtype, step, seed=0, worker=1, momentum=0.0, bad=False):
     receivers = [
         PushReceiver(compressor, tensors, feedback, 7, n) for n in (False, True)
     ]
-    return pushed, receivers, number
+    return pushed, receivers, step_number
 
 
 @pytest.mark.parametrize("name", METHODS)
 @pytest.mark.parametrize("dtype", rows(["float32", "float64"], ["float32"]))
-def test_the_server_has_what_was_sent(name, dtype):
-    pushed, (receiver, native), step = take(compressors.get(name), dtype, 5)
+def test_received_values_equal_the_sent_ones(name, dtype):
+    pushed, (receiver, native), step = make_push(compressors.get(name), dtype, 5)
     sent, _ = pushed.outcome.decode()
-    for one in (receiver, native):
-        found, nonfinite = one.receive([pushed.words], [tf.constant(1)], step).decode()
+    for push_receiver in (receiver, native):
+        received, nonfinite = push_receiver.receive(
+            [pushed.words], [tf.constant(1)], step
+        ).decode()
         assert nonfinite == pushed.nonfinite == 0
-        for mine, theirs in zip(found, sent, strict=True):
+        for actual, expected in zip(received, sent, strict=True):
             np.testing.assert_array_equal(
-                np.ravel(mine.numpy()), np.ravel(theirs.numpy())
+                np.ravel(actual.numpy()), np.ravel(expected.numpy())
             )
 
 
@@ -102,32 +114,38 @@ def test_pushes_of_several_workers_are_added(step, sparsity):
     method = compressors.TopK(sparsity)
     pushes, total = [], [0.0] * 3
     for worker in range(3):
-        pushed, (receiver, _), number = take(
+        pushed, (receiver, _), number = make_push(
             method, "float64", step, worker, worker, momentum=0.9
         )
         pushes.append(pushed.words)
         sent, _ = pushed.outcome.decode()
         total = [t + np.ravel(s.numpy()) for t, s in zip(total, sent, strict=True)]
     outcome = receiver.receive(pushes, list(map(tf.constant, range(3))), number)
-    found, _ = outcome.decode()
-    for mine, theirs in zip(found, total, strict=True):
-        np.testing.assert_array_equal(np.ravel(mine.numpy()), theirs)
-    touched, is_any = outcome.touched()
+    received, _ = outcome.decode()
+    for actual, expected in zip(received, total, strict=True):
+        np.testing.assert_array_equal(np.ravel(actual.numpy()), expected)
+    changed, is_any = outcome.touched()
     assert bool(is_any) == (sparsity is SCHEDULE and step == 2)
-    for i, (positions, theirs) in enumerate(zip(touched, total, strict=True)):
-        if i == 1 or is_any:  # exempt, or all
+    for i, (positions, expected) in enumerate(zip(changed, total, strict=True)):
+        if i == 1 or is_any:  # uncompressed, or all entries
             assert len(positions) == 0
         else:
-            np.testing.assert_array_equal(np.unique(positions), np.flatnonzero(theirs))
+            np.testing.assert_array_equal(
+                np.unique(positions), np.flatnonzero(expected)
+            )
 
 
 @pytest.mark.parametrize("name", ["top_k", "none", "uniform_8bit"])
-def test_a_gradient_that_is_not_finite_is_flagged_and_zero(name):
-    pushed, (receiver, _), step = take(compressors.get(name), "float32", 5, bad=True)
+def test_gradient_that_is_not_finite_is_flagged_and_zero(name):
+    pushed, (receiver, _), step = make_push(
+        compressors.get(name), "float32", 5, has_nan=True
+    )
     assert pushed.nonfinite == 1
-    found, nonfinite = receiver.receive([pushed.words], [tf.constant(1)], step).decode()
+    received, nonfinite = receiver.receive(
+        [pushed.words], [tf.constant(1)], step
+    ).decode()
     assert nonfinite == 1
-    assert not any(np.any(f) for f in found)
+    assert not any(np.any(f) for f in received)
 
 
 @pytest.mark.parametrize(
@@ -140,9 +158,9 @@ def test_a_gradient_that_is_not_finite_is_flagged_and_zero(name):
     ],
     ids=str,
 )
-def test_another_message_is_refused(method, change):
-    """A step of `TopK(0.01)` is dense: zeros in place of what is missing would do."""
-    pushed, (receiver, _), step = take(compressors.get(method), "float32", 5)
+def test_malformed_push_raises(method, change):
+    """A step of `TopK(0.01)` is dense, so that missing words could be read as zeros."""
+    pushed, (receiver, _), step = make_push(compressors.get(method), "float32", 5)
     words = pushed.words.numpy()
     words = {
         "cut": words[:-1],

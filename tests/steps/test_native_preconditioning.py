@@ -1,4 +1,4 @@
-"""Gradients are divided natively as by TensorFlow's operations, bit for bit."""
+"""Native preconditioning of gradients, bit-equal to that of TensorFlow operations."""
 
 import numpy as np
 import pytest
@@ -20,13 +20,13 @@ SHAPES = [(300, 33), (70, 50), (2001,)]
 COUNTS = [100, 7, 2001]
 
 
-def numbers(active=True, epsilon=1e-7):
+def make_divisor_numbers(active=True, epsilon=1e-7):
     step, factors = tf.constant(3.0, tf.float64), tf.constant([1.0, 4.0])
     return divisor_numbers(factors, step, 0.9, 0.999, epsilon, active)
 
 
-def make_step(dtype, epsilon=1e-7, active=True, momentum=True, bad=False):
-    """Return a step of two tensors that are divided, and an exempt one."""
+def make_step(dtype, epsilon=1e-7, active=True, momentum=True, has_nan=False):
+    """Return a step of two preconditioned tensors and an uncompressed one."""
     wide = "float64" if dtype == "float64" else "float32"
     layout = [
         TensorSpec(str(i), shape, tf.as_dtype(wide), uncompressed=len(shape) < 2)
@@ -34,27 +34,33 @@ def make_step(dtype, epsilon=1e-7, active=True, momentum=True, bad=False):
     ]
     rng = np.random.default_rng(7)
 
-    def variables(name, make):
-        made = [PerWorkerVariable(s, wide, f"{name}{i}") for i, s in enumerate(SHAPES)]
-        for variable in made:
-            variable.value.assign(make(tuple(variable.shape)))
-        return made
+    def variables(name, make_values):
+        result = [
+            PerWorkerVariable(s, wide, f"{name}{i}") for i, s in enumerate(SHAPES)
+        ]
+        for variable in result:
+            variable.value.assign(make_values(tuple(variable.shape)))
+        return result
 
-    def keys(shape):
+    def random_values(shape):
         return rng.normal(size=shape) * 10.0 ** rng.integers(-20, 19, shape)
 
-    gradients = [np.clip(keys(s), -6e4, 6e4) * rng.integers(0, 2, s) for s in SHAPES]
-    if bad:
+    gradients = [
+        np.clip(random_values(s), -6e4, 6e4) * rng.integers(0, 2, s) for s in SHAPES
+    ]
+    if has_nan:
         gradients[0][5, 5] = np.nan
-    moments = variables("moment", lambda s: keys(s) ** 2 * rng.integers(0, 2, s))
-    rows = tf.unstack(numbers(active, epsilon))
+    moments = variables(
+        "moment", lambda s: random_values(s) ** 2 * rng.integers(0, 2, s)
+    )
+    rows = tf.unstack(make_divisor_numbers(active, epsilon))
     divisors = [Divisor(m, row, active) for m, row in zip(moments, rows, strict=False)]
     return LocalStep(
         StepPlan(layout, COUNTS, False),
         [tf.cast(tf.constant(g), dtype) for g in gradients],
         [1.0, 0.375, 1.0],
-        variables("velocity", keys) if momentum else None,
-        variables("residual", keys),
+        variables("velocity", random_values) if momentum else None,
+        variables("residual", random_values),
         [tf.constant(11)] * 3,
         0.9 if momentum else 0.0,
         False,
@@ -63,12 +69,12 @@ def make_step(dtype, epsilon=1e-7, active=True, momentum=True, bad=False):
     )
 
 
-def results(path, step):
-    """Return what a step hands over and leaves."""
+def compress(path, step):
+    """Return the vector, the buffer and the state after a step."""
     words = tf.function(lambda: path.compress(step)[1:])()
     moments = [d.moment for d in step.divisors if d]
-    kept = [*(step.velocity or []), *step.residual, *moments]
-    return [*(w.numpy() for w in words), *(v.value.numpy() for v in kept)]
+    state = [*(step.velocity or []), *step.residual, *moments]
+    return [*(w.numpy() for w in words), *(v.value.numpy() for v in state)]
 
 
 CASES = {
@@ -79,7 +85,7 @@ CASES = {
     "no epsilon": {"epsilon": 0.0},
     "no momentum": {"momentum": False},
     "not active": {"active": False},
-    "not finite": {"bad": True},
+    "not finite": {"has_nan": True},
 }
 
 
@@ -87,17 +93,17 @@ CASES = {
 @pytest.mark.parametrize(
     ("case", "level"), in_turn(CASES, ["avx2", "baseline", "avx512"])
 )
-def test_the_same_bits(monkeypatch, case, level):
+def test_native_results_are_bit_equal(monkeypatch, case, level):
     settings = {"dtype": "float32", **CASES[case]}
     monkeypatch.setenv("TF_DGC_VECTOR_LEVEL", level)
-    mine = results(native, make_step(**settings))
-    theirs = results(tensorflow_ops, make_step(**settings))
-    for a, b in zip(mine, theirs, strict=True):
+    actual = compress(native, make_step(**settings))
+    expected = compress(tensorflow_ops, make_step(**settings))
+    for a, b in zip(actual, expected, strict=True):
         np.testing.assert_array_equal(a, b)
 
 
 @pytest.mark.parametrize(
-    ("changes", "what"),
+    ("changes", "message"),
     [
         ({"divided": [0]}, "a moment and five numbers"),
         ({"divisors": tf.zeros([2, 4], tf.float64)}, "a moment and five numbers"),
@@ -105,16 +111,16 @@ def test_the_same_bits(monkeypatch, case, level):
         ({"divided": [1, 0]}, "The second moment of tensor 0 must have 3500 entries"),
     ],
 )
-def test_what_does_not_fit_changes_nothing(monkeypatch, changes, what):
+def test_invalid_operands_raise_and_change_nothing(monkeypatch, changes, message):
     step = make_step("float32")
     before = [v.value.numpy() for v in step.residual]
-    given = native.divisor_operands
+    stock_operands = native.divisor_operands
 
     def operands(divisors):
-        return {**given(divisors), **changes}
+        return {**stock_operands(divisors), **changes}
 
     monkeypatch.setattr(native, "divisor_operands", operands)
-    with pytest.raises(tf.errors.InvalidArgumentError, match=what):
+    with pytest.raises(tf.errors.InvalidArgumentError, match=message):
         native.compress(step)
     for variable, value in zip(step.residual, before, strict=True):
         np.testing.assert_array_equal(variable.value.numpy(), value)
