@@ -1,10 +1,10 @@
-"""What the workers of test_delayed_averaging_workers.py do; started once per worker.
+"""Worker script of test_delayed_averaging_workers.py, started once per worker.
 
     python delayed_worker.py DIRECTORY MODE
 
-Writes its findings to DIRECTORY/RANK.json. The last worker is late: by MODE "late" it
-stays away until the first one has gone on without it for as long as it may, by "hangs"
-for longer than it is waited for, and by "fails" it raises.
+Writes its results to DIRECTORY/RANK.json. The last worker is late. With MODE "late" it
+waits until the first worker cannot continue without it, with "hangs" it exceeds the
+timeout, and with "fails" it raises an error.
 """
 
 import pathlib
@@ -14,7 +14,7 @@ import time
 import keras
 import numpy as np
 import on_worker
-from on_worker import own
+from on_worker import local_value
 
 import tf_dgc
 
@@ -22,22 +22,24 @@ PERIOD = 3
 X, Y = on_worker.data(144)
 
 
-class Late(keras.callbacks.Callback):
-    """Lets the last worker be late in its second round; records when batches end.
+class LateWorker(keras.callbacks.Callback):
+    """Makes the last worker late in its second round; records when batches end.
 
-    All times are of the one clock that the processes of a machine have in common.
+    All processes of a machine share the clock of these times.
     """
 
-    def __init__(self, mode, gone_on):
+    def __init__(self, mode, has_continued):
         super().__init__()
-        self.mode, self.gone_on = mode, gone_on
-        self.ended, self.started, self.back = [], [], None
+        self.mode, self.has_continued = mode, has_continued
+        self.end_times = []
+        self.started = []
+        self.return_time = None
 
     def on_train_batch_end(self, batch, logs=None):
-        self.ended.append(time.monotonic())
-        self.started.append(sum(on_worker.started().values()))
+        self.end_times.append(time.monotonic())
+        self.started.append(sum(on_worker.started_collectives().values()))
         if on_worker.RANK == 0 and batch == 2 * PERIOD + 1:
-            self.gone_on.touch()
+            self.has_continued.touch()
         if on_worker.RANK == 1 and batch == PERIOD + 1:
             self.be_late()
 
@@ -48,11 +50,11 @@ class Late(keras.callbacks.Callback):
             time.sleep(12.0)
             return
         until = time.monotonic() + 60
-        while not self.gone_on.exists():
-            assert time.monotonic() < until, "the other one did not go on"
+        while not self.has_continued.exists():
+            assert time.monotonic() < until, "the other worker did not continue"
             time.sleep(0.01)
-        time.sleep(0.5)  # long enough for a step that does not wait
-        self.back = time.monotonic()
+        time.sleep(0.5)  # longer than a step that does not wait
+        self.return_time = time.monotonic()
 
 
 def make_model():
@@ -65,35 +67,35 @@ def make_model():
 
 def state(model):
     model.optimizer.background.finish()
-    return [own(v) for v in (*model.variables, *model.optimizer.variables)]
+    return [local_value(v) for v in (*model.variables, *model.optimizer.variables)]
 
 
 def main(directory, mode):
-    model, late = make_model(), Late(mode, directory / "gone_on")
+    model, callback = make_model(), LateWorker(mode, directory / "gone_on")
     settings = {"batch_size": 12, "shuffle": False, "verbose": 0}
-    model.fit(X, Y, callbacks=[late], **settings)
+    model.fit(X, Y, callbacks=[callback], **settings)
     path = directory / "model.weights.h5"
     tf_dgc.saving.save_weights(model, path)
-    again = on_worker.restored(make_model, path)
-    restored = state(model) == state(again)
-    for m in (model, again):
+    restored_model = on_worker.restore_model(make_model, path)
+    is_restored = state(model) == state(restored_model)
+    for m in (model, restored_model):
         m.fit(X, Y, **settings)
-    goes_on = state(model) == state(again)
-    seen = model.evaluate(X, Y, batch_size=12, verbose=0)
+    resumes = state(model) == state(restored_model)
+    evaluated = model.evaluate(X, Y, batch_size=12, verbose=0)
     anchor = [a.numpy().tolist() for a in model.optimizer.anchor]
     model.optimizer.consensus()
-    findings = {
-        "ended": late.ended,
-        "back": late.back,
-        "started": np.diff(late.started).tolist(),
+    results = {
+        "ended": callback.end_times,
+        "back": callback.return_time,
+        "started": np.diff(callback.started).tolist(),
         "rounds": model.optimizer.stats.steps,
-        "restored": restored,
-        "goes on": goes_on,
+        "restored": is_restored,
+        "goes on": resumes,
         "anchor": anchor,
-        "evaluated": seen,
-        "consensus": [own(v) for v in model.trainable_variables],
+        "evaluated": evaluated,
+        "consensus": [local_value(v) for v in model.trainable_variables],
     }
-    on_worker.write(directory, findings)
+    on_worker.write(directory, results)
 
 
 if __name__ == "__main__":

@@ -1,8 +1,8 @@
-"""What the workers of test_gossip_workers.py do; started once per worker.
+"""Worker script of test_gossip_workers.py, started once per worker.
 
     python gossip_worker.py DIRECTORY
 
-Writes its findings to DIRECTORY/RANK.json.
+Writes its results to DIRECTORY/RANK.json.
 """
 
 import pathlib
@@ -17,21 +17,20 @@ PATH = [[0.75, 0.25, 0], [0.25, 0.5, 0.25], [0, 0.25, 0.75]]
 X, Y = on_worker.data(96)
 
 
-class Watched(keras.callbacks.Callback):
-    """Records collectives by group, and this worker's weights, at each batch's end."""
+class Recorder(keras.callbacks.Callback):
+    """Records collectives by group and this worker's weights after each batch."""
 
     def __init__(self):
         super().__init__()
         self.started, self.weights = [], []
 
     def on_train_batch_end(self, batch, logs=None):
-        self.started.append(on_worker.started())
+        self.started.append(on_worker.started_collectives())
         self.weights.append(weights(self.model))
 
 
 def weights(model):
-    """Return this worker's own."""
-    return list(map(on_worker.own, model.weights))
+    return list(map(on_worker.local_value, model.weights))
 
 
 def train(directory, name, graph, **settings):
@@ -40,8 +39,8 @@ def train(directory, name, graph, **settings):
         return tf_dgc.LocalOptimizer(sgd, 2, collective=graph, **settings)
 
     model = on_worker.make_model(make_optimizer)
-    watched = Watched()
-    model.fit(X, Y, 24, callbacks=[watched], shuffle=False, verbose=0)
+    recorder = Recorder()
+    model.fit(X, Y, 24, callbacks=[recorder], shuffle=False, verbose=0)
     before, loss = weights(model), model.evaluate(X, Y, batch_size=24, verbose=0)
     path = directory / f"{name}.keras"
     model.save(path)
@@ -49,8 +48,8 @@ def train(directory, name, graph, **settings):
     unchanged = weights(model) == before
     model.optimizer.consensus()
     return {
-        "started": watched.started,
-        "weights": watched.weights,
+        "started": recorder.started,
+        "weights": recorder.weights,
         "loss": loss,
         "saved": saved,
         "unchanged": unchanged,
@@ -61,7 +60,7 @@ def train(directory, name, graph, **settings):
 
 def main(directory):
     gossip = tf_dgc.collectives.Gossip
-    found = {
+    results = {
         "d-psgd": train(directory, "d-psgd", gossip(PATH)),
         "choco": train(
             directory, "choco", gossip(PATH, 0.5), compressor="uniform_8bit",
@@ -69,7 +68,7 @@ def main(directory):
         ),
         "one-peer": train(directory, "one-peer", gossip("exponential")),
     }  # fmt: skip
-    on_worker.write(directory, found)
+    on_worker.write(directory, results)
 
 
 if __name__ == "__main__":

@@ -1,8 +1,8 @@
-"""What the workers of test_local_workers.py do; started once per worker.
+"""Worker script of test_local_workers.py, started once per worker.
 
     python local_worker.py DIRECTORY
 
-Writes its findings to DIRECTORY/RANK.json.
+Writes its results to DIRECTORY/RANK.json.
 """
 
 import pathlib
@@ -11,7 +11,7 @@ import sys
 import keras
 import numpy as np
 import on_worker
-from on_worker import own
+from on_worker import local_value
 
 import tf_dgc
 
@@ -19,8 +19,8 @@ PERIOD = 3
 X, Y = on_worker.data(96)
 
 
-class Watched(keras.callbacks.Callback):
-    """Records collectives started, and this worker's weights, at each batch's end."""
+class TrainingRecorder(keras.callbacks.Callback):
+    """Records started collectives and this worker's weights after each batch."""
 
     def __init__(self):
         super().__init__()
@@ -28,7 +28,7 @@ class Watched(keras.callbacks.Callback):
 
     def on_train_batch_end(self, batch, logs=None):
         self.started.append(count())
-        self.weights.append(own(self.model.trainable_variables[0]))
+        self.weights.append(local_value(self.model.trainable_variables[0]))
 
 
 def make_model():
@@ -39,16 +39,16 @@ def make_model():
 
 
 def fit(model, **settings):
-    watched = Watched()
+    recorder = TrainingRecorder()
     model.fit(
-        X, Y, batch_size=12, shuffle=False, verbose=0, callbacks=[watched], **settings
+        X, Y, batch_size=12, shuffle=False, verbose=0, callbacks=[recorder], **settings
     )
-    return watched
+    return recorder
 
 
 def state(model):
-    """Return all that this worker has, of the model and of the optimizer."""
-    return [own(v) for v in (*model.variables, *model.optimizer.variables)]
+    """Return this worker's values of the model and the optimizer."""
+    return [local_value(v) for v in (*model.variables, *model.optimizer.variables)]
 
 
 def consensus(model):
@@ -56,8 +56,8 @@ def consensus(model):
     return [w.tolist() for w in model.get_weights()]
 
 
-class Seen(keras.callbacks.Callback):
-    """Records the weights that are seen at the end of a batch."""
+class EvaluationRecorder(keras.callbacks.Callback):
+    """Records the weights that the model has after a batch."""
 
     def on_test_batch_end(self, batch, logs=None):
         self.weights = [w.tolist() for w in self.model.get_weights()]
@@ -66,55 +66,58 @@ class Seen(keras.callbacks.Callback):
 
 
 def count():
-    return sum(on_worker.started().values())
+    return sum(on_worker.started_collectives().values())
 
 
-def look(model, directory):
-    """Return what is seen within a round, and how many collectives that took."""
-    before, seen, started = state(model), Seen(), {}
-    found = {"anchor": [a.numpy().tolist() for a in model.optimizer.anchor]}
+def inspect_weights(model, directory):
+    """Return the weights that Keras sees within a round, and numbers of collectives.
+
+    Both are given per access, such as "predict".
+    """
+    before, recorder, started = state(model), EvaluationRecorder(), {}
+    weights = {"anchor": [a.numpy().tolist() for a in model.optimizer.anchor]}
     for name in ("predict", "evaluate"):
         data = (X,) if name == "predict" else (X, Y)
         since = count()
-        getattr(model, name)(*data, batch_size=12, verbose=0, callbacks=[seen])
-        started[name], found[name] = count() - since, seen.weights
+        getattr(model, name)(*data, batch_size=12, verbose=0, callbacks=[recorder])
+        started[name], weights[name] = count() - since, recorder.weights
     since = count()
     with model.optimizer.consensus_weights():
         started["agreed"] = count() - since
     path = directory / "within.keras"
-    model.save(path)  # one path for all
+    model.save(path)  # one path for all workers
     plain = keras.models.load_model(path, compile=False)
-    found["saved"] = [w.tolist() for w in plain.get_weights()]
+    weights["saved"] = [w.tolist() for w in plain.get_weights()]
     with on_worker.STRATEGY.scope():
         shared = keras.Model(model.inputs, model.outputs)
     outputs = shared.predict(X, batch_size=12, verbose=0)
-    kernel, bias = map(np.asarray, found["anchor"])
-    found["shared"] = bool(np.allclose(outputs, X @ kernel + bias, 1e-4, 1e-6))
-    found["unchanged"] = state(model) == before
-    return {"found": found, "started": started}
+    kernel, bias = map(np.asarray, weights["anchor"])
+    weights["shared"] = bool(np.allclose(outputs, X @ kernel + bias, 1e-4, 1e-6))
+    weights["unchanged"] = state(model) == before
+    return {"found": weights, "started": started}
 
 
 def main(directory):
     model = make_model()
-    watched = fit(model)
-    looked = look(model, directory)
+    recorder = fit(model)
+    inspected = inspect_weights(model, directory)
     path = directory / "model.weights.h5"
     tf_dgc.saving.save_weights(model, path)
-    again = on_worker.restored(make_model, path)
-    restored = state(model) == state(again)
+    restored_model = on_worker.restore_model(make_model, path)
+    is_restored = state(model) == state(restored_model)
     fit(model)
-    fit(again)
-    findings = {
-        "started": np.diff(watched.started).tolist(),
-        "weights": watched.weights,
+    fit(restored_model)
+    results = {
+        "started": np.diff(recorder.started).tolist(),
+        "weights": recorder.weights,
         "rounds": model.optimizer.stats.steps,
-        "restored": restored,
-        "goes on": state(model) == state(again),
+        "restored": is_restored,
+        "goes on": state(model) == state(restored_model),
         "consensus": consensus(model),
-        "looked": looked,
-        "at a consensus": look(model, directory),
+        "looked": inspected,
+        "at a consensus": inspect_weights(model, directory),
     }
-    on_worker.write(directory, findings)
+    on_worker.write(directory, results)
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""What the scripts of workers in this folder have in common."""
+"""Helpers of the worker scripts in this folder."""
 
 import json
 import os
@@ -14,14 +14,14 @@ RANK = json.loads(os.environ["TF_CONFIG"])["task"]["index"]
 STRATEGY = tf_dgc.prepare(tf.distribute.MultiWorkerMirroredStrategy())
 
 
-def data(number):
-    """Return examples, the same on all workers, and their targets."""
-    x = np.random.default_rng(0).normal(size=(number, 5)).astype("float32")
+def data(num_examples):
+    """Return examples, equal on all workers, and their targets."""
+    x = np.random.default_rng(0).normal(size=(num_examples, 5)).astype("float32")
     return x, x.mean(axis=1, keepdims=True)
 
 
 def make_model(make_optimizer, **settings):
-    """Return a model whose optimizer is made in the strategy's scope."""
+    """Return a model whose optimizer is created in the strategy's scope."""
     keras.utils.set_random_seed(0)
     with STRATEGY.scope():
         model = keras.Sequential([keras.Input((5,)), keras.layers.Dense(1)])
@@ -29,8 +29,8 @@ def make_model(make_optimizer, **settings):
     return model
 
 
-def restored(make_model, path):
-    """Return another model, with what a file has of one."""
+def restore_model(make_model, path):
+    """Return a new model with the weights and optimizer state of a file."""
     model = make_model()
     with STRATEGY.scope():
         model.optimizer.build(model.trainable_variables)
@@ -38,17 +38,17 @@ def restored(make_model, path):
     return model
 
 
-def own(variable):
-    """Return this worker's value, whatever all agree on."""
+def local_value(variable):
+    """Return this worker's value, not the consensus."""
     return STRATEGY.experimental_local_results(variable._value)[0].numpy().tolist()
 
 
-def started():
-    """Return how many collectives each group of workers has started, by its name."""
+def started_collectives():
+    """Return the number of started collectives by group of workers."""
     hook = cross_device.cross_device_ops(STRATEGY)
     return {str(group): pair[0] for group, pair in hook.count().items()}
 
 
-def write(directory, found):
-    """Write this worker's findings."""
-    (directory / f"{RANK}.json").write_text(json.dumps(found))
+def write(directory, results):
+    """Write this worker's results."""
+    (directory / f"{RANK}.json").write_text(json.dumps(results))

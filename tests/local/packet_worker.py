@@ -1,4 +1,4 @@
-"""What the workers of test_packets.py do; started once per worker, by `tf-dgc run`.
+"""Worker script of test_packets.py, started once per worker by `tf-dgc run`.
 
     tf-dgc run --workers 2 packet_worker.py DIRECTORY [many]
 
@@ -27,8 +27,8 @@ MANY_STEPS, EPOCHS, LONG_PERIOD = 1000, 2, 250
 PAUSE = 0.01  # seconds after each of many steps
 
 
-class Counted(keras.callbacks.Callback):
-    """Reads the counter at the end of each batch."""
+class PacketCounter(keras.callbacks.Callback):
+    """Reads the kernel's packet counter after each batch."""
 
     def __init__(self):
         super().__init__()
@@ -38,8 +38,8 @@ class Counted(keras.callbacks.Callback):
         self.packets.append(int(PACKETS.read_text()))
 
 
-class Timed(keras.callbacks.Callback):
-    """Notes when each step ends, and pauses, as steps of a larger model take longer."""
+class StepTimer(keras.callbacks.Callback):
+    """Records when each step ends, and pauses like steps of a larger model."""
 
     def __init__(self):
         super().__init__()
@@ -51,14 +51,14 @@ class Timed(keras.callbacks.Callback):
 
 
 def take_many_steps():
-    """Return when each of many local steps ended."""
+    """Return the end times of many local steps."""
     x = np.random.default_rng(0).normal(size=(BATCH * MANY_STEPS // EPOCHS, 5))
     y = x.mean(axis=1, keepdims=True)
     with STRATEGY.scope():
         model = keras.Sequential([keras.Input((5,)), keras.layers.Dense(1)])
         optimizer = tf_dgc.LocalOptimizer(keras.optimizers.SGD(0.1), LONG_PERIOD)
         model.compile(optimizer, "mse", metrics=["mae"])
-    timed = Timed()
+    timer = StepTimer()
     model.fit(
         x,
         y,
@@ -66,48 +66,50 @@ def take_many_steps():
         epochs=EPOCHS,
         shuffle=False,
         verbose=0,
-        callbacks=[timed],
+        callbacks=[timer],
     )
-    return timed.ends
+    return timer.ends
 
 
-def train(make_optimizer, of_data_set=False):
-    """Return the packets of all steps but the first, which is traced."""
+def train(make_optimizer, use_dataset=False):
+    """Return the packets of all steps but the first, in which the step is traced."""
     x = np.random.default_rng(0).normal(size=(BATCH * PERIOD * ROUNDS, 5))
     y = x.mean(axis=1, keepdims=True)
     keras.utils.set_random_seed(0)
     with STRATEGY.scope():
         model = keras.Sequential([keras.Input((5,)), keras.layers.Dense(1)])
         model.compile(make_optimizer(), "mse", metrics=["mae"])
-    counted = Counted()
+    counter = PacketCounter()
     data = {"x": x, "y": y, "batch_size": BATCH, "shuffle": False}
-    if of_data_set:
-        repeated = tf.data.Dataset.from_tensor_slices((x, y)).batch(BATCH).repeat()
-        data = {"x": repeated, "steps_per_epoch": PERIOD * ROUNDS}
-    model.fit(**data, verbose=0, callbacks=[counted])
-    return np.diff(counted.packets).tolist()
+    if use_dataset:
+        dataset = tf.data.Dataset.from_tensor_slices((x, y)).batch(BATCH).repeat()
+        data = {"x": dataset, "steps_per_epoch": PERIOD * ROUNDS}
+    model.fit(**data, verbose=0, callbacks=[counter])
+    return np.diff(counter.packets).tolist()
 
 
-def local():
+def make_local_optimizer():
     return tf_dgc.LocalOptimizer(keras.optimizers.SGD(0.1), PERIOD)
 
 
 def main(directory):
-    """Train by local steps, and then with an exchange in every step."""
-    found = {
+    """Train with local steps, and then with a synchronization in every step."""
+    results = {
         "period": PERIOD,
         "rounds": ROUNDS,
-        "local": train(local),
-        "data_set": train(local, of_data_set=True),
-        "scaled": train(lambda: keras.optimizers.LossScaleOptimizer(local())),
+        "local": train(make_local_optimizer),
+        "data_set": train(make_local_optimizer, use_dataset=True),
+        "scaled": train(
+            lambda: keras.optimizers.LossScaleOptimizer(make_local_optimizer())
+        ),
         "each": train(lambda: tf_dgc.DGCOptimizer(keras.optimizers.SGD(0.1))),
     }
-    (directory / f"{RANK}.json").write_text(json.dumps(found))
+    (directory / f"{RANK}.json").write_text(json.dumps(results))
 
 
 if __name__ == "__main__":
     if "many" in sys.argv:
-        found = {"ends": take_many_steps()}
-        (pathlib.Path(sys.argv[1]) / f"{RANK}.json").write_text(json.dumps(found))
+        results = {"ends": take_many_steps()}
+        (pathlib.Path(sys.argv[1]) / f"{RANK}.json").write_text(json.dumps(results))
     else:
         main(pathlib.Path(sys.argv[1]))

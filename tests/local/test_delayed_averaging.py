@@ -1,4 +1,4 @@
-"""Delayed averaging: rounds against plain NumPy, and means in the background."""
+"""Delayed averaging: rounds against NumPy, and means computed in the background."""
 
 import itertools
 import time
@@ -7,9 +7,15 @@ import keras
 import numpy as np
 import pytest
 import tensorflow as tf
-from contract import round_trip
 from delayed_reference import DelayedRun
 from harness import Trainer, initial_weights, make_gradients
+from local_checks import (
+    check_config_round_trip,
+    check_loads_the_mean,
+    check_resumes,
+    fit,
+    make_model,
+)
 from local_reference import AdamW, Momentum
 from selection import rows
 
@@ -21,17 +27,17 @@ from tf_dgc.schedules import PiecewiseConstantPeriod
 O = keras.optimizers  # noqa: E741
 SHAPES = [(12, 10), (5,), (6, 7)]
 RATE = 0.125  # exact in float32
-PARTS = [[0], [1, 2]]
+TWO_FRAGMENTS = [[0], [1, 2]]
 SLOW = pytest.mark.slow
 
 
-def local(period=3, inner=None, delay=1, **settings):
+def make_optimizer(period=3, inner=None, delay=1, **settings):
     inner = inner or O.SGD(RATE)
     return tf_dgc.LocalOptimizer(inner, period, delay=delay, **settings)
 
 
-def make_trainer(strategy, make=local, dtype="float64", **settings):
-    return Trainer(strategy, make, initial_weights(dtype, SHAPES), **settings)
+def make_trainer(strategy, create=make_optimizer, dtype="float64", **settings):
+    return Trainer(strategy, create, initial_weights(dtype, SHAPES), **settings)
 
 
 def make_steps(num_workers, steps, dtype="float64"):
@@ -39,16 +45,16 @@ def make_steps(num_workers, steps, dtype="float64"):
 
 
 def largest(values):
-    """Return the largest entry of a tensor, as top-k does of so few; of a bias all."""
+    """Return what top-k sends: the largest entry of a tensor, or a whole bias."""
     if values.ndim < 2:
         return values
     flat = np.zeros(values.size)
-    at = np.argmax(np.abs(values))
-    flat[at] = values.reshape(-1)[at]
+    index = np.argmax(np.abs(values))
+    flat[index] = values.reshape(-1)[index]
     return flat.reshape(values.shape)
 
 
-def adam():
+def make_exact_adam():
     """Return an AdamW whose settings are exact in float32."""
     betas = {"beta_1": 0.75, "beta_2": 0.875, "epsilon": 2**-20}
     return O.AdamW(RATE, weight_decay=0.25, **betas)
@@ -56,43 +62,43 @@ def adam():
 
 ADAM = AdamW(RATE, 0.25, 0.75, 0.875, 2**-20)
 NESTEROV = Momentum(0.5, 0.75, nesterov=True)
-WHOLE = [[0, 1, 2]]
+ONE_FRAGMENT = [[0, 1, 2]]
 CASES = {
-    "soon": (lambda: local(3), DelayedRun(Momentum(RATE), 3, 1, WHOLE)),
+    "soon": (lambda: make_optimizer(3), DelayedRun(Momentum(RATE), 3, 1, ONE_FRAGMENT)),
     "a round later": (
-        lambda: local(2, O.SGD(RATE, momentum=0.5), delay=2),
-        DelayedRun(Momentum(RATE, 0.5), 2, 2, WHOLE),
+        lambda: make_optimizer(2, O.SGD(RATE, momentum=0.5), delay=2),
+        DelayedRun(Momentum(RATE, 0.5), 2, 2, ONE_FRAGMENT),
     ),
     "every step": (
-        lambda: local(1, delay=1),
-        DelayedRun(Momentum(RATE), 1, 1, WHOLE),
+        lambda: make_optimizer(1, delay=1),
+        DelayedRun(Momentum(RATE), 1, 1, ONE_FRAGMENT),
     ),
     "diloco": (
-        lambda: local(
+        lambda: make_optimizer(
             3,
-            adam(),
+            make_exact_adam(),
             delay=3,
             outer=O.SGD(0.5, momentum=0.75, nesterov=True),
         ),
-        DelayedRun(ADAM, 3, 3, WHOLE, NESTEROV),
+        DelayedRun(ADAM, 3, 3, ONE_FRAGMENT, NESTEROV),
     ),
-    "parts": (
-        lambda: local(
+    "fragments": (
+        lambda: make_optimizer(
             4, delay=1, fragments=2, outer=O.SGD(0.5, momentum=0.75, nesterov=True)
         ),
-        DelayedRun(Momentum(RATE), 4, 1, PARTS, NESTEROV),
+        DelayedRun(Momentum(RATE), 4, 1, TWO_FRAGMENTS, NESTEROV),
     ),
-    "parts in turn": (
-        lambda: local(4, delay=2, fragments=2, outer=adam()),
-        DelayedRun(Momentum(RATE), 4, 2, PARTS, ADAM),
+    "delayed fragments": (
+        lambda: make_optimizer(4, delay=2, fragments=2, outer=make_exact_adam()),
+        DelayedRun(Momentum(RATE), 4, 2, TWO_FRAGMENTS, ADAM),
     ),
     "schedule": (
-        lambda: local(PiecewiseConstantPeriod([2], [1, 4]), delay=3),
-        DelayedRun(Momentum(RATE), {1, 2, 6, 10}, 3, WHOLE),
+        lambda: make_optimizer(PiecewiseConstantPeriod([2], [1, 4]), delay=3),
+        DelayedRun(Momentum(RATE), {1, 2, 6, 10}, 3, ONE_FRAGMENT),
     ),
     "compressed": (
-        lambda: local(2, delay=2, compressor="top_k", min_compress_size=0),
-        DelayedRun(Momentum(RATE), 2, 2, WHOLE, compress=largest),
+        lambda: make_optimizer(2, delay=2, compressor="top_k", min_compress_size=0),
+        DelayedRun(Momentum(RATE), 2, 2, ONE_FRAGMENT, compress=largest),
     ),
 }
 
@@ -101,12 +107,12 @@ CASES = {
     ("name", "num_workers"),
     rows(
         itertools.product(CASES, [1, 2, 4]),
-        [("parts in turn", 2), ("compressed", 2), ("diloco", 1)],
+        [("delayed fragments", 2), ("compressed", 2), ("diloco", 1)],
     ),
 )
-def test_rounds_are_those_of_the_reference(strategies, name, num_workers):
-    make, reference = CASES[name]
-    trainer = make_trainer(strategies[num_workers], make)
+def test_rounds_equal_the_reference(strategies, name, num_workers):
+    create, reference = CASES[name]
+    trainer = make_trainer(strategies[num_workers], create)
     run = reference.start(initial_weights(shapes=SHAPES), num_workers)
     for gradients in make_steps(num_workers, 9):
         trainer.step(gradients)
@@ -124,17 +130,17 @@ def compare(trainer, run):
         np.testing.assert_allclose(anchor.numpy(), expected, rtol=1e-11, atol=1e-12)
 
 
-def test_parts_are_about_equally_large():
+def test_fragments_are_balanced():
     assert split_fragments([3, 9, 1, 5, 4], 2) == [[0, 1], [2, 3, 4]]
     assert split_fragments([7, 7, 7], 3) == [[0], [1], [2]]
     assert split_fragments([0, 0], 2) == [[0], [1]]
 
 
-# --- what is under way ----------------------------------------------------------------
+# --- pending means --------------------------------------------------------------------
 
 
-def test_who_leads_takes_turns_in_each_part(strategies):
-    """Rounds of a part are every second one: by their number one worker would lead."""
+def test_leading_worker_alternates_in_each_fragment(strategies):
+    """Alternating by the number of a round would give each fragment one leader only."""
     trainer = Trainer(
         strategies[2],
         lambda: tf_dgc.LocalOptimizer(
@@ -144,7 +150,7 @@ def test_who_leads_takes_turns_in_each_part(strategies):
         [np.zeros((4, 10), "float32") for _ in range(2)],
     )  # fmt: skip
     halves = np.zeros((2, 4, 10), "float32")
-    halves[0, :2] = halves[1, 2:] = 1.0  # what each worker alone has
+    halves[0, :2] = halves[1, 2:] = 1.0  # each worker has one half
     for _ in range(10):
         trainer.step([[half, half] for half in halves])
     trainer.optimizer.background.finish()
@@ -153,15 +159,15 @@ def test_who_leads_takes_turns_in_each_part(strategies):
 
 
 @pytest.mark.parametrize("num_workers", rows([1, 2], [2]))
-def test_a_consensus_waits_for_what_is_under_way(strategies, num_workers):
-    make, reference = CASES["parts in turn"]
-    trainer = make_trainer(strategies[num_workers], make)
+def test_consensus_waits_for_a_pending_mean(strategies, num_workers):
+    create, reference = CASES["delayed fragments"]
+    trainer = make_trainer(strategies[num_workers], create)
     run = reference.start(initial_weights(shapes=SHAPES), num_workers)
     for gradients in make_steps(num_workers, 3):
         trainer.step(gradients)
         run.step(gradients)
     trainer.optimizer.consensus()
-    trainer.optimizer.consensus()  # for which nothing is left
+    trainer.optimizer.consensus()  # nothing is left to average
     run.consensus()
     compare(trainer, run)
     for copies in trainer.replica_weights():
@@ -170,8 +176,8 @@ def test_a_consensus_waits_for_what_is_under_way(strategies, num_workers):
     assert trainer.optimizer.stats.steps == run.rounds
 
 
-def quick():
-    return local(
+def make_compressed_adam():
+    return make_optimizer(
         2,
         O.Adam(RATE),
         delay=2,
@@ -181,59 +187,36 @@ def quick():
     )
 
 
-def save(trainer):
-    outer = {}
-    trainer.optimizer.outer_optimizer.save_own_variables(outer)
-    return *trainer.save(), outer
-
-
-def load(trainer, saved):
-    *mine, outer = saved
-    trainer.optimizer.outer_optimizer.load_own_variables(outer)
-    trainer.load(mine)
-
-
 @pytest.mark.parametrize("num_workers", rows([1, 2], [2]))
-def test_goes_on_bit_for_bit_with_something_under_way(strategies, num_workers):
+def test_resumes_bit_for_bit_with_a_pending_mean(strategies, num_workers):
     steps = make_steps(num_workers, 6, "float32")
-    whole, again = (
-        make_trainer(strategies[num_workers], quick, "float32") for _ in range(2)
+    trainer, resumed = (
+        make_trainer(strategies[num_workers], make_compressed_adam, "float32")
+        for _ in range(2)
     )
     for gradients in steps[:3]:
-        whole.step(gradients)
-        again.step(gradients[::-1])  # it has something else under way
-    load(again, save(whole))
-    for gradients in steps[3:]:
-        whole.step(gradients)
-        again.step(gradients)
-    for trainer in (whole, again):
-        trainer.optimizer.background.finish()
-    pairs = zip(whole.state().items(), again.state().values(), strict=True)
-    for (path, copies), others in pairs:
-        for copy, other in zip(copies, others, strict=True):
-            np.testing.assert_array_equal(copy, other, path)
+        trainer.step(gradients)
+        resumed.step(gradients[::-1])  # has another pending mean
+    check_resumes(trainer, resumed, steps[3:])
 
 
 @pytest.mark.slow
-def test_another_number_of_workers_goes_on_from_the_mean(strategies):
-    two = make_trainer(strategies[2], lambda: local(2, delay=2))
+def test_another_number_of_workers_resumes_from_the_mean(strategies):
+    two = make_trainer(strategies[2], lambda: make_optimizer(2, delay=2))
     for gradients in make_steps(2, 3):
         two.step(gradients)
-    one = make_trainer(strategies[1], lambda: local(2, delay=2))
-    load(one, save(two))
-    means = [np.mean(copies, axis=0) for copies in two.replica_weights()]
-    for mine, mean in zip(one.weights(), means, strict=True):
-        np.testing.assert_allclose(mine, mean, rtol=1e-12)
-    for trainer in (one, two):  # by the mean of all moves, they come to the same
+    one = make_trainer(strategies[1], lambda: make_optimizer(2, delay=2))
+    check_loads_the_mean(one, two, rtol=1e-12)
+    for trainer in (one, two):
         trainer.optimizer.consensus()
-    for mine, theirs in zip(one.weights(), two.weights(), strict=True):
-        np.testing.assert_allclose(mine, theirs, rtol=1e-12)
+    for actual, expected in zip(one.weights(), two.weights(), strict=True):
+        np.testing.assert_allclose(actual, expected, rtol=1e-12)
 
 
-def test_weights_that_are_set_replace_what_is_under_way(strategies):
-    trainer = make_trainer(strategies[2], lambda: local(2, delay=2))
-    before, more = make_steps(2, 3), make_steps(2, 5)
-    for gradients in before:
+def test_set_weights_discard_a_pending_mean(strategies):
+    trainer = make_trainer(strategies[2], lambda: make_optimizer(2, delay=2))
+    discarded, steps = make_steps(2, 3), make_steps(2, 5)
+    for gradients in discarded:
         trainer.step(gradients)
     trainer.optimizer.restart_round()
     for variable, value in zip(
@@ -241,16 +224,18 @@ def test_weights_that_are_set_replace_what_is_under_way(strategies):
     ):
         for copy in ReplicaCopies(trainer.strategy, variable.value).local:
             copy.assign(value)
-    run = DelayedRun(Momentum(RATE), 2, 2, WHOLE)
+    run = DelayedRun(Momentum(RATE), 2, 2, ONE_FRAGMENT)
     run = run.start(initial_weights(shapes=SHAPES), 2)
-    for gradients in more:
+    for gradients in steps:
         trainer.step(gradients)
         run.step(gradients)
         compare(trainer, run)
 
 
-def test_a_worker_whose_weights_are_lost_takes_the_anchor(strategies):
-    trainer = make_trainer(strategies[2], lambda: local(2, O.SGD(16.0), delay=1))
+def test_worker_with_nonfinite_weights_restarts_from_the_anchor(strategies):
+    trainer = make_trainer(
+        strategies[2], lambda: make_optimizer(2, O.SGD(16.0), delay=1)
+    )
     steps = make_steps(2, 5)
     for step in steps[:2]:
         step[1][1][:] = 8e307  # overflows where it is applied
@@ -267,20 +252,22 @@ def test_a_worker_whose_weights_are_lost_takes_the_anchor(strategies):
 
 
 @pytest.mark.parametrize("traced", rows([True, False], [False]))
-def test_what_ends_it_ends_the_next_step(strategies, traced):
-    trainer = make_trainer(strategies[2], lambda: local(2, delay=2), traced=traced)
+def test_error_in_the_background_ends_the_next_step(strategies, traced):
+    trainer = make_trainer(
+        strategies[2], lambda: make_optimizer(2, delay=2), traced=traced
+    )
     gradients, *_ = make_steps(2, 1)
-    lane = trainer.optimizer.background
+    background = trainer.optimizer.background
 
     def fail(*_):
         raise ValueError("it is 'broken'")
 
-    lane.work = fail
+    background.work = fail
     trainer.step(gradients)
     trainer.step(gradients)
     message = "in the background ended with ValueError: it is `broken`"
     with pytest.raises(RuntimeError, match=message):
-        lane.finish()
+        background.finish()
     with pytest.raises(tf.errors.InvalidArgumentError, match=message):
         trainer.step(gradients)
     with pytest.raises(tf.errors.InvalidArgumentError, match=message):
@@ -288,27 +275,26 @@ def test_what_ends_it_ends_the_next_step(strategies, traced):
 
 
 @pytest.mark.slow
-def test_every_worker_has_a_loss_scale_of_its_own(strategies):
-    def scaled():
-        optimizer = local(2, delay=1)
-        return O.LossScaleOptimizer(optimizer, initial_scale=16.0)
+def test_each_worker_has_its_own_loss_scale(strategies):
+    def make_scaled_optimizer():
+        return O.LossScaleOptimizer(make_optimizer(2, delay=1), initial_scale=16.0)
 
     tf_dgc.prepare(strategies[2])
-    trainer = make_trainer(strategies[2], scaled, "float32", traced=True)
+    trainer = make_trainer(strategies[2], make_scaled_optimizer, "float32", traced=True)
     for step, gradients in enumerate(make_steps(2, 5, "float32")):
         if step == 1:
             gradients[1][0][0, 0] = np.inf
         trainer.step(gradients)
-    mine = trainer.optimizer.inner_optimizer
-    mine.background.finish()
-    assert mine.stats.steps == 2
-    assert mine.skipped == 1
+    inner = trainer.optimizer.inner_optimizer
+    inner.background.finish()
+    assert inner.stats.steps == 2
+    assert inner.skipped == 1
     (one,), (other,) = trainer.local([trainer.optimizer.dynamic_scale])
     assert (float(one), float(other)) == (16.0, 8.0)
 
 
-def test_xla_is_refused(strategies):
-    trainer = make_trainer(strategies[1], lambda: local(2))
+def test_xla_raises(strategies):
+    trainer = make_trainer(strategies[1], lambda: make_optimizer(2))
     gradients = [tf.constant(g) for g in make_steps(1, 1)[0][0]]
 
     @tf.function(jit_compile=True)
@@ -320,18 +306,21 @@ def test_xla_is_refused(strategies):
 
 
 @pytest.mark.slow
-def test_anchors_that_differ_are_found(strategies):
+def test_differing_anchors_raise(strategies):
     tf_dgc.prepare(strategies[2])
     trainer = make_trainer(
-        strategies[2], lambda: local(1, diagnostics=tf_dgc.Diagnostics(check_every=1))
+        strategies[2],
+        lambda: make_optimizer(1, diagnostics=tf_dgc.Diagnostics(check_every=1)),
     )
     gradients, *_ = make_steps(2, 1)
     trainer.step(gradients)
     trainer.optimizer.background.finish()
-    one = ReplicaCopies(trainer.strategy, trainer.optimizer.anchor[1].value).local[1]
+    second_copy = ReplicaCopies(
+        trainer.strategy, trainer.optimizer.anchor[1].value
+    ).local[1]
     trainer.step(gradients)
     trainer.optimizer.background.finish()
-    one.assign(one + 1)
+    second_copy.assign(second_copy + 1)
     with pytest.raises((RuntimeError, tf.errors.OpError), match="w1_anchor"):
         for _ in range(3):
             trainer.step(gradients)
@@ -342,40 +331,32 @@ def test_anchors_that_differ_are_found(strategies):
     "num_workers",
     [1, pytest.param(2, marks=SLOW)],
 )
-def test_a_model_is_trained_and_saved(strategies, num_workers, tmp_path):
-    def fit(model, epochs):
-        x = np.random.default_rng(0).normal(size=(40, 6)).astype("float32")
-        model.fit(x, x[:, :1], batch_size=8, epochs=epochs, shuffle=False, verbose=0)
-
+def test_model_is_trained_and_saved(strategies, num_workers, tmp_path):
     def state(model):
         model.optimizer.background.finish()
-        local = strategies[num_workers].experimental_local_results
+        local_values = strategies[num_workers].experimental_local_results
         variables = [*model.variables, *model.optimizer.variables]
-        return {v.path: [c.numpy() for c in local(v.value)] for v in variables}
+        return [[c.numpy() for c in local_values(v.value)] for v in variables]
 
     with strategies[num_workers].scope():
-        keras.utils.set_random_seed(0)
-        model = keras.Sequential([keras.Input((6,)), keras.layers.Dense(4)])
-        model.add(keras.layers.Dense(1))
-        optimizer = local(
+        optimizer = make_optimizer(
             4,
             O.Adam(RATE),
             delay=2,
             fragments=2,
             diagnostics=tf_dgc.Diagnostics(track_consensus_distance=True),
         )
-        model.compile(optimizer, "mse", steps_per_execution=2)
-        fit(model, 1)
+        model = make_model(optimizer, steps_per_execution=2)
+        fit(model)
         model.save(tmp_path / "model.keras")
-        again = keras.models.load_model(tmp_path / "model.keras")
-        for m in (model, again):
-            fit(m, 1)
+        loaded = keras.models.load_model(tmp_path / "model.keras")
+        for m in (model, loaded):
+            fit(m)
     assert model.optimizer.stats.steps == 5
     assert num_workers == 1 or model.optimizer.consensus_distance > 0
-    pairs = zip(state(model).values(), state(again).values(), strict=True)
-    for copies, others in pairs:
-        for copy, other in zip(copies, others, strict=True):
-            np.testing.assert_array_equal(copy, other)
+    for copies, expected_copies in zip(state(loaded), state(model), strict=True):
+        for copy, expected in zip(copies, expected_copies, strict=True):
+            np.testing.assert_array_equal(copy, expected)
 
 
 # --- settings -------------------------------------------------------------------------
@@ -383,10 +364,8 @@ def test_a_model_is_trained_and_saved(strategies, num_workers, tmp_path):
 
 @pytest.mark.parametrize("settings", [{}, {"period": 6, "fragments": 3, "delay": 2}])
 def test_config_round_trip(settings):
-    optimizer = local(**settings)
-    again = round_trip(optimizer)
-    assert again.get_config() == optimizer.get_config()
-    assert repr(again) == repr(optimizer)
+    optimizer = make_optimizer(**settings)
+    check_config_round_trip(optimizer)
     assert "delay=" in repr(optimizer)
 
 
@@ -424,19 +403,19 @@ def test_config_round_trip(settings):
         ({"fragments": 3, "outer": "nadam"}, "once for each fragment"),
     ],
 )
-def test_what_cannot_be_is_refused(settings, message):
+def test_invalid_settings_raise(settings, message):
     with pytest.raises(ValueError, match=message):
-        local(**settings)
+        make_optimizer(**settings)
 
 
-def test_more_parts_than_variables_are_refused(strategies):
+def test_more_fragments_than_variables_raise(strategies):
     with pytest.raises(ValueError, match="Each of `fragments` needs a variable"):
-        make_trainer(strategies[1], lambda: local(4, fragments=4))
+        make_trainer(strategies[1], lambda: make_optimizer(4, fragments=4))
 
 
-def test_a_state_of_other_parts_is_refused(strategies):
+def test_state_with_other_fragments_raises(strategies):
     saved, other = (
-        make_trainer(strategies[1], lambda n=n: local(4, delay=1, fragments=n))
+        make_trainer(strategies[1], lambda n=n: make_optimizer(4, delay=1, fragments=n))
         for n in (2, 1)
     )
     store = {}
@@ -445,32 +424,31 @@ def test_a_state_of_other_parts_is_refused(strategies):
         other.optimizer.load_own_variables(store)
 
 
-def test_nothing_under_way_comes_behind_what_a_checkpoint_restores(
-    strategies, tmp_path
-):
+def test_restored_checkpoint_discards_a_pending_mean(strategies, tmp_path):
     trainer, fresh = (
-        make_trainer(strategies[1], lambda: local(2, delay=2)) for _ in range(2)
+        make_trainer(strategies[1], lambda: make_optimizer(2, delay=2))
+        for _ in range(2)
     )
-    stock = trainer.optimizer.background.work
+    stock_work = trainer.optimizer.background.work
 
     def pause():
         time.sleep(0.3)
 
-    def slow(*args):
+    def slow_work(*args):
         with tf.control_dependencies([tf.py_function(pause, [], [])]):
-            stock(*args)
+            stock_work(*args)
 
-    trainer.optimizer.background.work = slow
+    trainer.optimizer.background.work = slow_work
     steps = make_steps(1, 5)
     trainer.step(steps[0])
-    kept = tf.train.Checkpoint(o=trainer.optimizer, v=trainer.variables)
-    path = kept.write(str(tmp_path / "kept"))
+    checkpoint = tf.train.Checkpoint(o=trainer.optimizer, v=trainer.variables)
+    path = checkpoint.write(str(tmp_path / "checkpoint"))
     trainer.step(steps[1])
-    other = tf.train.Checkpoint(o=fresh.optimizer, v=fresh.variables)
-    for checkpoint in (kept, other):
-        checkpoint.read(path).assert_existing_objects_matched()
+    fresh_checkpoint = tf.train.Checkpoint(o=fresh.optimizer, v=fresh.variables)
+    for restored_checkpoint in (checkpoint, fresh_checkpoint):
+        restored_checkpoint.read(path).assert_existing_objects_matched()
     for gradients in steps[1:]:
         trainer.step(gradients)
         fresh.step(gradients)
-    for one, another in zip(trainer.variables, fresh.variables, strict=True):
-        np.testing.assert_array_equal(one.numpy(), another.numpy())
+    for variable, expected in zip(trainer.variables, fresh.variables, strict=True):
+        np.testing.assert_array_equal(variable.numpy(), expected.numpy())

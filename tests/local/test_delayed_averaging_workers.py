@@ -1,4 +1,4 @@
-"""Delayed averaging between real workers: who waits, and which worker is named."""
+"""Delayed averaging between worker processes: who waits, and which one is reported."""
 
 import pathlib
 import re
@@ -10,21 +10,21 @@ SCRIPT = pathlib.Path(__file__).with_name("delayed_worker.py")
 
 @pytest.mark.slow
 @pytest.mark.workers
-def test_steps_go_on_while_a_mean_is_formed(starter, tmp_path):
+def test_steps_continue_while_a_mean_is_computed(starter, tmp_path):
     finished = starter.run([SCRIPT, tmp_path, "late"], 2, tmp_path)
     assert finished.codes == [0, 0]
     one, other = finished.findings
-    # The other one stays behind its fifth step, within the second round, until this one
-    # has ended its eighth: would steps not go on, neither came further. What the other
-    # ends that round with is waited for by the ninth, where the third round ends.
+    # The other worker stops after its fifth step, within the second round, until this
+    # one has completed its eighth, which it could not if steps waited for a mean. The
+    # ninth step, which ends the third round, waits for the mean of the second one.
     assert one["ended"][7] < other["back"] < one["ended"][8]
-    for found in (one, other):
-        assert sum(found["started"]) == 0  # by steps
-        assert found["rounds"] == 9
-        assert found["restored"]
-        assert found["goes on"]
-    for what in ("anchor", "evaluated", "consensus"):
-        assert one[what] == other[what]
+    for worker in (one, other):
+        assert sum(worker["started"]) == 0  # by steps
+        assert worker["rounds"] == 9
+        assert worker["restored"]
+        assert worker["goes on"]
+    for key in ("anchor", "evaluated", "consensus"):
+        assert one[key] == other[key]
 
 
 @pytest.mark.workers
@@ -35,7 +35,7 @@ def test_steps_go_on_while_a_mean_is_formed(starter, tmp_path):
         pytest.param("hangs", marks=pytest.mark.slow),
     ],
 )
-def test_who_does_not_come_is_named_by_the_other(starter, tmp_path, mode):
+def test_missing_worker_is_reported(starter, tmp_path, mode):
     settings = {"TF_DGC_TIMEOUT": "4"}
     finished = starter.run([SCRIPT, tmp_path, mode], 2, tmp_path, **settings)
     assert all(finished.codes)

@@ -1,4 +1,4 @@
-"""The state of an inner optimizer, which a worker begins anew when it is lost."""
+"""State of an inner optimizer, which restarts on a worker that lost it."""
 
 import keras
 import numpy as np
@@ -12,18 +12,18 @@ from tf_dgc.optimizers import state
 O = keras.optimizers  # noqa: E741
 SHAPES = [(12, 10), (5,)]
 RATE = 0.125
-HUGE = 1e25  # whose square overflows in float32
+HUGE = 1e25  # its square overflows in float32
 
 
 def make_trainer(strategy, inner, **settings):
-    def make():
+    def make_optimizer():
         return tf_dgc.LocalOptimizer(inner(), 2, **settings)
 
-    return Trainer(strategy, make, initial_weights("float32", SHAPES))
+    return Trainer(strategy, make_optimizer, initial_weights("float32", SHAPES))
 
 
-def lose(trainer, steps):
-    """Let the second worker lose its state in the second step."""
+def lose_state(trainer, steps):
+    """Make the state of the second worker overflow in the second step."""
     steps[1][1][0][0, 0] = HUGE
     for gradients in steps[:2]:
         trainer.step(gradients)
@@ -31,67 +31,67 @@ def lose(trainer, steps):
 
 
 @pytest.mark.parametrize("use_native", [True, False])
-def test_bias_corrections_begin_anew(strategies, monkeypatch, use_native):
-    """From a schedule of the learning rate, which goes on."""
+def test_bias_correction_restarts(strategies, monkeypatch, use_native):
+    """The schedule of the learning rate continues."""
     if not use_native:
         monkeypatch.setattr(state, "all_workers_have_native_rules", lambda *_: False)
     schedule = O.schedules.PiecewiseConstantDecay([0, 1], [1.0, 0.5, RATE])
     trainer = make_trainer(strategies[2], lambda: O.Adam(schedule))
     *steps, gradients = make_gradients(2, 3, "float32", SHAPES)
-    lose(trainer, steps)
+    lose_state(trainer, steps)
     before = trainer.weights()
-    rule = trainer.optimizer.inner_optimizer
+    inner = trainer.optimizer.inner_optimizer
     trainer.step(gradients)
     reference = AdamW(RATE, 0.0)
     expected = reference.step(before, [2 * g for g in gradients[1]])
     for copies, value in zip(trainer.replica_weights(), expected, strict=True):
         np.testing.assert_allclose(copies[1], value, rtol=1e-5, atol=1e-5)
-    assert [int(n) for (n,) in trainer.local([rule.iterations])] == [3, 3]
-    assert [int(n) for (n,) in trainer.local([rule._tf_dgc_began])] == [0, 2]
+    assert [int(n) for (n,) in trainer.local([inner.iterations])] == [3, 3]
+    assert [int(n) for (n,) in trainer.local([inner._tf_dgc_began])] == [0, 2]
 
 
-class Copying(O.SGD):
-    """SGD that also keeps the weights it has had before."""
+class SGDWithCopies(O.SGD):
+    """SGD that also stores the previous weights."""
 
     def build(self, variables):
         super().build(variables)
-        self._earlier = self.add_optimizer_variables(variables, "earlier")
-        for kept_of, v in zip(self._earlier, variables, strict=True):
-            kept_of.assign(v)
+        self._previous = self.add_optimizer_variables(variables, "previous")
+        for previous, v in zip(self._previous, variables, strict=True):
+            previous.assign(v)
 
     def update_step(self, gradient, variable, learning_rate):
-        kept_of = self._earlier[self._get_variable_index(variable)]
-        kept_of.assign(variable + 0 * keras.ops.square(gradient))
+        previous = self._previous[self._get_variable_index(variable)]
+        previous.assign(variable + 0 * keras.ops.square(gradient))
         super().update_step(gradient, variable, learning_rate)
 
 
 @pytest.mark.parametrize("settings", [{}, {"delay": 2}])
-def test_copies_of_weights_are_taken_anew(strategies, settings):
-    trainer = make_trainer(strategies[2], lambda: Copying(RATE), **settings)
+def test_copies_of_weights_are_renewed(strategies, settings):
+    trainer = make_trainer(strategies[2], lambda: SGDWithCopies(RATE), **settings)
     steps = make_gradients(2, 2, "float32", SHAPES)
     for gradients in steps:
         gradients[1][0][0, 0] = HUGE
-    lose(trainer, steps)
-    earlier = trainer.local(trainer.optimizer.inner_optimizer._earlier)[1]
-    own = [copies[1] for copies in trainer.replica_weights()]
-    for kept_of, mine in zip(earlier, own, strict=True):
-        np.testing.assert_array_equal(kept_of, mine)
+    lose_state(trainer, steps)
+    stored = trainer.local(trainer.optimizer.inner_optimizer._previous)[1]
+    weights = [copies[1] for copies in trainer.replica_weights()]
+    for previous, expected in zip(stored, weights, strict=True):
+        np.testing.assert_array_equal(previous, expected)
 
 
-class Ordered(Copying):
+class SGDWithOtherCopies(SGDWithCopies):
     def build(self, variables):
         super().build(variables)
-        for kept_of in self._earlier:
-            kept_of.assign(np.arange(np.prod(kept_of.shape)).reshape(kept_of.shape))
+        for previous in self._previous:
+            previous.assign(np.arange(np.prod(previous.shape)).reshape(previous.shape))
 
 
-def test_what_cannot_begin_anew_is_refused(strategies):
+def test_state_that_cannot_restart_raises(strategies):
     with pytest.raises(ValueError, match="must begin with one number per variable"):
-        make_trainer(strategies[1], lambda: Ordered(RATE))
+        make_trainer(strategies[1], lambda: SGDWithOtherCopies(RATE))
 
 
-class Turning(O.SGD):
-    """SGD that remembers whole numbers, which have no mean."""
+class SGDWithInteger(O.SGD):
+    """SGD with an integer, whose values on several workers have no mean."""
 
     def build(self, variables):
         super().build(variables)
@@ -103,18 +103,18 @@ class Turning(O.SGD):
         super().update_step(gradient, variable, learning_rate)
 
 
-def test_whole_numbers_without_a_mean_are_refused(strategies):
-    two, again, one = (
-        make_trainer(strategies[n], lambda: Turning(RATE)) for n in (2, 2, 1)
+def test_integers_without_a_mean_raise(strategies):
+    two, resumed, one = (
+        make_trainer(strategies[n], lambda: SGDWithInteger(RATE)) for n in (2, 2, 1)
     )
     (gradients,) = make_gradients(2, 1, "float32", SHAPES)
     gradients[1] = [-g for g in gradients[0]]
     two.step(gradients)
     saved = two.save()
-    again.load(saved)
+    resumed.load(saved)
     codes = [
         [int(c) for (c,) in trainer.local([trainer.optimizer.inner_optimizer._code])]
-        for trainer in (two, again)
+        for trainer in (two, resumed)
     ]
     assert codes[0] == codes[1]
     assert len({*codes[0]}) == 2

@@ -1,4 +1,4 @@
-"""Between exchanges no packet leaves a worker but heartbeats, counted by the kernel."""
+"""No packets but heartbeats between synchronizations, counted by the kernel."""
 
 import collections
 import json
@@ -18,54 +18,52 @@ SCRIPT = pathlib.Path(__file__).with_name("packet_worker.py")
 @pytest.mark.slow
 @pytest.mark.workers
 def test_packets_of_each_step(tmp_path):
-    """Under stock `fit`, of two processes that have a loopback to themselves.
+    """Two processes under stock `fit`, with a loopback interface of their own.
 
-    Heartbeats go on, some a second, and most steps take milliseconds: so nearly all
-    have none of them.
+    Most steps take milliseconds, so nearly all of them see no heartbeat.
     """
-    alone = programs.on_its_own_loopback()
-    if alone is None:
+    namespace = programs.on_its_own_loopback()
+    if namespace is None:
         pytest.skip("needs a network namespace")
     command = [sys.executable, "-m", "tf_dgc", "run", "--workers=2", SCRIPT, tmp_path]
-    finished = programs.run([*alone, *command])
+    finished = programs.run([*namespace, *command])
     assert finished.returncode == 0
     for rank in range(2):
-        found = json.loads((tmp_path / f"{rank}.json").read_text())
-        print(found)
-        found = {name: np.array(some) for name, some in found.items()}
+        packets = json.loads((tmp_path / f"{rank}.json").read_text())
+        print(packets)
+        packets = {name: np.array(counts) for name, counts in packets.items()}
         for name in ("local", "data_set", "scaled"):
-            check(found[name], found["period"], found["rounds"])
-        assert np.min(found["each"]) > 2
+            check_packets(packets[name], packets["period"], packets["rounds"])
+        assert np.min(packets["each"]) > 2
 
 
-def check(local, period, rounds):
-    """Of one training by local steps."""
-    ends = (np.arange(len(local)) + 2) % period == 0  # the first step is not counted
+def check_packets(packets, period, rounds):
+    """Check the packets of each step in a training with local steps."""
+    ends = (np.arange(len(packets)) + 2) % period == 0  # the first step is not counted
     assert np.count_nonzero(ends) == rounds
-    # What ends an exchange may arrive in the step behind it.
-    behind = np.roll(ends, 1)
-    behind[0] = False
-    between = local[~ends & ~behind]
-    assert np.all(local[ends] > 2)
+    # The last packets of a synchronization may arrive in the next step.
+    after = np.roll(ends, 1)
+    after[0] = False
+    between = packets[~ends & ~after]
+    assert np.all(packets[ends] > 2)
     assert np.median(between) == 0
     assert np.mean(between == 0) > 0.6
 
 
 @pytest.mark.slow
 @pytest.mark.workers
-def test_every_packet_of_a_thousand_steps_has_its_cause(tmp_path):
+def test_every_packet_of_a_thousand_steps_is_explained(tmp_path):
     """Two workers, stock `fit`, four rounds in two epochs.
 
     Steps send nothing. A round and an epoch have a number of packets each. All others
-    come with the time that passes, and not with steps: heartbeats, and where a worker
-    is, for the watch.
+    depend on time, not on steps: heartbeats, and positions for the watch.
     """
-    alone = programs.on_its_own_loopback()
-    if alone is None:
+    namespace = programs.on_its_own_loopback()
+    if namespace is None:
         pytest.skip("needs a network namespace")
     file = tmp_path / "packets"
     command = [sys.executable, "-m", "tf_dgc", "run", "--workers=2", SCRIPT, tmp_path]
-    recorder = [*alone, sys.executable, packet_capture.__file__, file]
+    recorder = [*namespace, sys.executable, packet_capture.__file__, file]
     assert programs.run([*recorder, *command, "many"]).returncode == 0
     ends = [json.loads((tmp_path / f"{r}.json").read_text())["ends"] for r in range(2)]
     begin, end = max(e[0] for e in ends), max(e[-1] for e in ends)
@@ -77,19 +75,19 @@ def test_every_packet_of_a_thousand_steps_has_its_cause(tmp_path):
     print(f"{steps} steps in {seconds:.1f} s: {of_call}, of these {requests}")
 
     assert steps == 999
-    # Whatever is exchanged goes from one worker to the other, in one of these calls.
-    exchanged = of_call.pop("RecvBuf") + of_call.pop("CompleteInstance", 0)
-    assert exchanged <= 20 * rounds + 120 * epochs
-    # So many heartbeats, one for each half of the time after which one is missed.
+    # All exchanged data travels between the workers in one of these calls.
+    num_exchanged = of_call.pop("RecvBuf") + of_call.pop("CompleteInstance", 0)
+    assert num_exchanged <= 20 * rounds + 120 * epochs
+    # One heartbeat per half of the heartbeat timeout.
     interval = workers.heartbeat_timeout_seconds() / 2
     assert 0 < requests["Heartbeat"] <= 2 * (seconds / interval + 1)
-    # Positions, where a look finds a worker in a collective; else every 20 s.
+    # Positions, when the watch finds a worker in a collective, or every 20 s.
     positions = rounds + epochs + seconds / (workers.timeout_seconds() / 2) + 1
     assert requests["InsertKeyValue"] <= 2 * positions
     assert requests["DeleteKeyValue"] <= 2 * positions
-    # Each worker asks once whether one wants to stop, and once where the other is.
+    # Each worker reads once whether one stops, and once the other's position.
     assert requests["GetKeyValue"] <= 2 * 2
-    # With what acknowledges them and measures the connection.
+    # Including acknowledgements and measurements of the connection.
     assert sum(of_call.values()) <= 12 * (1 + sum(requests[call] for call in of_call))
-    if seconds < 40:  # the most that heartbeats may take, as steps do not
+    if seconds < 40:  # longer runs have more heartbeats per step
         assert len(packets) / steps < 0.3

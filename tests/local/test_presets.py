@@ -1,4 +1,4 @@
-"""Presets of local steps against plain NumPy, with their papers' settings."""
+"""Presets of local steps against NumPy, with the settings of their papers."""
 
 import itertools
 
@@ -37,17 +37,17 @@ PRESETS = {
         itertools.product(PRESETS, [1, 3, 5, 8]), [*itertools.product(PRESETS, [1, 3])]
     ),
 )
-def test_rounds_are_those_of_the_paper(strategies, name, num_workers):
-    make, reference = PRESETS[name]
+def test_rounds_equal_the_reference(strategies, name, num_workers):
+    make_optimizer, reference = PRESETS[name]
     weights = initial_weights(shapes=SHAPES)
-    trainer = Trainer(strategies[num_workers], make, weights)
+    trainer = Trainer(strategies[num_workers], make_optimizer, weights)
     run = reference.start(weights, num_workers)
     for gradients in make_gradients(num_workers, 7, shapes=SHAPES):
         trainer.step(gradients)
         run.step(gradients)
     for copies, *expected in zip(trainer.replica_weights(), *run.weights, strict=True):
         for copy, value in zip(copies, expected, strict=True):
-            # Keras takes its rates and betas as float32.
+            # Keras stores learning rates and betas as float32.
             np.testing.assert_allclose(copy, value, rtol=1e-6, atol=1e-7)
     assert trainer.optimizer.stats.steps == run.rounds
 
@@ -55,13 +55,13 @@ def test_rounds_are_those_of_the_paper(strategies, name, num_workers):
 @pytest.mark.parametrize("name", PRESETS)
 def test_config_round_trip(name):
     optimizer = PRESETS[name][0]()
-    again = round_trip(optimizer)
-    assert type(again) is tf_dgc.LocalOptimizer
-    assert again.get_config() == optimizer.get_config()
+    restored = round_trip(optimizer)
+    assert type(restored) is tf_dgc.LocalOptimizer
+    assert restored.get_config() == optimizer.get_config()
 
 
 def test_sparse_loco(strategies):
-    """What its method sends is known from `test_chunkedtopk_reference.py`."""
+    """`test_chunkedtopk_reference.py` checks the method's selection."""
     weights = initial_weights(shapes=[(80, 70)])
     steps = make_gradients(2, 6, shapes=[(80, 70)])
     trainer = Trainer(strategies[2], lambda: tf_dgc.sparse_loco(period=2), weights)
@@ -81,7 +81,7 @@ def largest_of_chunks(values):
     return reference(values.ravel(), 4096, 64).reshape(values.shape)
 
 
-def test_settings_go_to_the_optimizer():
+def test_settings_are_passed_to_the_optimizer():
     outer = O.SGD(0.5)
     optimizer = tf_dgc.diloco("adam", 7, outer=outer, compressor="float16")
     assert optimizer.period == 7
@@ -91,7 +91,7 @@ def test_settings_go_to_the_optimizer():
         tf_dgc.post_local_sgd("sgd", 0)
 
 
-def test_a_decay_is_not_ignored():
+def test_decay_is_used_or_raises():
     assert tf_dgc.sparse_loco(decay=0.5).compressor.decay == 0.5
     assert tf_dgc.sparse_loco(compressor="top_k").compressor.name == "top_k"
     with pytest.raises(ValueError, match="Pass it to yours"):
