@@ -161,7 +161,7 @@ def test_merges_and_decoding_count():
 
 
 def test_merging_is_faster_for_many_workers():
-    """Of 1024 workers, a gather takes as long as 1024 buffers, Ok-Topk as two."""
+    """Gathering from 1024 workers takes the time of 1024 buffers, Ok-Topk that of 2."""
     links = LinkSpeeds(1e-5, 1e-5, 8e-9)
     ring, merged = (
         predict_seconds(algorithm, [RequestSize("entries", 1e6)], 1024, links)

@@ -229,7 +229,7 @@ def test_empty_tensors(run):
 
 
 def test_lengths_known_only_at_run_time(strategies):
-    """As with a schedule of the sparsity."""
+    """A schedule of the sparsity needs such lengths."""
     strategy = strategies[2]
 
     @tf.function(autograph=False)

@@ -137,7 +137,7 @@ def check_refused(words, damaged):
 
 
 def test_merge_under_another_layout_is_refused():
-    """As on a worker that has another model than the others."""
+    """The merging worker has another model than the others."""
     words = encode(make_entries(np.random.default_rng(0)))
     layout = BufferLayout(
         [LAYOUT.tensors[0]._replace(shape=(61,)), *LAYOUT.tensors[1:]], LAYOUT.counts
@@ -171,7 +171,7 @@ def test_merge_with_a_damaged_buffer_is_refused(merge, word):
 @pytest.mark.slow
 @pytest.mark.parametrize("num_workers", range(2, 8))
 def test_all_workers_refuse_a_damaged_buffer(num_workers):
-    """Whichever worker sends it."""
+    """Each worker in turn sends it."""
     rng = np.random.default_rng(0)
     for faulty_worker in range(num_workers):
         workers = [encode(make_entries(rng)).numpy() for _ in range(num_workers)]

@@ -107,7 +107,7 @@ def test_velocity_is_cleared_after_a_dense_step(strategies, algorithm):
         for v, r in zip(velocity[:2], residual[:2], strict=True):
             sent = np.count_nonzero(v == 0)
             assert 0 < sent <= 0.1 * v.size + 1
-            if algorithm != "twoway":  # whose owners keep entries that they drop
+            if algorithm != "twoway":  # its owners keep the entries that they drop
                 np.testing.assert_array_equal(r[v == 0], 0)
 
 

@@ -52,7 +52,7 @@ def check_equal(actual, expected):
 
 
 @pytest.fixture(scope="module")
-def model_within_round(strategies):
+def model(strategies):
     """Return a model of two workers, one step into its second round."""
     model = make_model(strategies[2])
     fit(model, PERIOD + 1)
@@ -62,54 +62,42 @@ def model_within_round(strategies):
     return model
 
 
-def test_evaluation_and_prediction_use_the_anchor(model_within_round, monkeypatch):
-    before, (kernel, bias) = (
-        local_copies(model_within_round),
-        anchor(model_within_round),
-    )
+def test_evaluation_and_prediction_use_the_anchor(model, monkeypatch):
+    before = local_copies(model)
+    kernel, bias = anchor(model)
     expected = X @ kernel + bias
     sent = record_collectives(monkeypatch)
-    np.testing.assert_allclose(
-        model_within_round.predict(X, verbose=0), expected, rtol=1e-5
-    )
-    first, _ = np.split(
-        model_within_round.predict_on_batch(X), 2
-    )  # one half per replica
+    np.testing.assert_allclose(model.predict(X, verbose=0), expected, rtol=1e-5)
+    first, _ = np.split(model.predict_on_batch(X), 2)  # one half per replica
     np.testing.assert_allclose(first, expected, rtol=1e-5)
-    loss = model_within_round.evaluate(X, Y, batch_size=32, verbose=0)
+    loss = model.evaluate(X, Y, batch_size=32, verbose=0)
     np.testing.assert_allclose(loss, np.mean((expected - Y) ** 2), rtol=1e-5)
     assert not sent
-    check_equal(local_copies(model_within_round), before)
-    with (
-        model_within_round.optimizer.consensus_weights(),
-        model_within_round.optimizer.consensus_weights(),
-    ):
-        check_equal(
-            local_copies(model_within_round),
-            [[w, w] for w in anchor(model_within_round)],
-        )
-    check_equal(local_copies(model_within_round), before)
+    check_equal(local_copies(model), before)
+    with model.optimizer.consensus_weights(), model.optimizer.consensus_weights():
+        check_equal(local_copies(model), [[w, w] for w in anchor(model)])
+    check_equal(local_copies(model), before)
 
 
 @pytest.mark.parametrize("hook", ["on_test_batch_end", "on_predict_batch_end"])
-def test_weights_are_restored_after_an_error(model_within_round, hook):
-    before = local_copies(model_within_round)
+def test_weights_are_restored_after_an_error(model, hook):
+    before = local_copies(model)
     weights_in_loop = []
 
     def fail(batch, logs):
-        weights_in_loop.extend(local_copies(model_within_round))
+        weights_in_loop.extend(local_copies(model))
         raise KeyError
 
     callback = keras.callbacks.Callback()
     setattr(callback, hook, fail)
-    loop, data = model_within_round.evaluate, (X, Y)
+    loop, data = model.evaluate, (X, Y)
     if "predict" in hook:
-        loop, data = model_within_round.predict, (X,)
+        loop, data = model.predict, (X,)
     with pytest.raises(KeyError):
         loop(*data, verbose=0, callbacks=[callback])
-    check_equal(weights_in_loop, [[w, w] for w in anchor(model_within_round)])
-    check_equal(local_copies(model_within_round), before)
-    assert not model_within_round.optimizer._swapped_weights.own_values
+    check_equal(weights_in_loop, [[w, w] for w in anchor(model)])
+    check_equal(local_copies(model), before)
+    assert not model.optimizer._swapped_weights.own_values
 
 
 def test_set_weights_start_a_round(strategies):
@@ -165,31 +153,31 @@ def test_outer_moving_averages_replace_the_weights(strategies, extra_steps):
     np.testing.assert_allclose(model.predict(X, verbose=0), outputs, rtol=1e-4)
 
 
-def test_changes_within_consensus_weights_raise(model_within_round, tmp_path):
+def test_changes_within_consensus_weights_raise(model, tmp_path):
     store = {}
-    model_within_round.optimizer.save_own_variables(store)
+    model.optimizer.save_own_variables(store)
     store = {name: np.array(value) for name, value in store.items()}
-    weights = model_within_round.get_weights()
+    weights = model.get_weights()
     for change in (
-        lambda: fit(model_within_round, 1),
-        lambda: model_within_round.set_weights(weights),
-        lambda: model_within_round.optimizer.load_own_variables(store),
-        model_within_round.optimizer.consensus,
+        lambda: fit(model, 1),
+        lambda: model.set_weights(weights),
+        lambda: model.optimizer.load_own_variables(store),
+        model.optimizer.consensus,
     ):
         with (
             pytest.raises(RuntimeError, match="would be lost here"),
-            model_within_round.optimizer.consensus_weights(),
+            model.optimizer.consensus_weights(),
         ):
             change()
 
 
 @pytest.mark.slow
-def test_files_hold_the_anchor_and_the_state(model_within_round, strategies, tmp_path):
-    before, expected = local_copies(model_within_round), anchor(model_within_round)
-    model_within_round.save(tmp_path / "model.keras")
-    model_within_round.save_weights(tmp_path / "model.weights.h5")
-    tf_dgc.saving.save_model(model_within_round, tmp_path / "ours.keras")
-    check_equal(local_copies(model_within_round), before)
+def test_files_hold_the_anchor_and_the_state(model, strategies, tmp_path):
+    before, expected = local_copies(model), anchor(model)
+    model.save(tmp_path / "model.keras")
+    model.save_weights(tmp_path / "model.weights.h5")
+    tf_dgc.saving.save_model(model, tmp_path / "ours.keras")
+    check_equal(local_copies(model), before)
     for name in ("model", "ours"):
         path = tmp_path / f"{name}.keras"
         plain = keras.models.load_model(path, compile=False)
@@ -450,14 +438,12 @@ def test_unrelated_model_is_unchanged(nested):
 
 
 @pytest.mark.parametrize("hold", [lambda o: [o], lambda o: (o,), lambda o: {"own": o}])
-def test_finds_optimizers_in_a_collection(model_within_round, hold, monkeypatch):
+def test_finds_optimizers_in_a_collection(model, hold, monkeypatch):
     """They are found like those that are attributes of the model."""
-    optimizer = model_within_round.optimizer
-    monkeypatch.setattr(model_within_round, "optimizer", None)
-    monkeypatch.setattr(
-        model_within_round, "optimizers", hold(optimizer), raising=False
-    )
-    assert consensus_weights._local_optimizers(model_within_round) == [optimizer]
+    optimizer = model.optimizer
+    monkeypatch.setattr(model, "optimizer", None)
+    monkeypatch.setattr(model, "optimizers", hold(optimizer), raising=False)
+    assert consensus_weights._local_optimizers(model) == [optimizer]
 
 
 @pytest.mark.parametrize("num_workers", [1, 2])

@@ -38,7 +38,7 @@ def test_payload_of_any_shape_arrives_as_words(shape):
 
 @pytest.mark.workers
 def test_unanswered_call_ends_with_the_server():
-    """Nor does it keep the server alive, as it would with TensorFlow's own server."""
+    """The call does not keep the server alive, unlike calls to TensorFlow's server."""
     (port,) = launcher.free_ports(1)
     server = rpc.Server(f"127.0.0.1:{port}", 1)
     client = rpc.Client(f"127.0.0.1:{port}", "unanswered", 60.0)

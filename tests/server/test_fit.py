@@ -18,7 +18,7 @@ def mixed_precision():
 
 
 @pytest.mark.slow
-def test_the_monitor_logs_and_records_pushes(monkeypatch, tmp_path):
+def test_monitor_logs_and_records_pushes(monkeypatch, tmp_path):
     x = np.ones((8, 40), "float32")
     path = tmp_path / "run.json"
     model = keras.Sequential([keras.Input((40,)), keras.layers.Dense(30)])

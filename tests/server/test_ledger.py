@@ -122,7 +122,7 @@ class Ledger:
 )
 @pytest.mark.parametrize("mode", MODES)
 def test_every_push_is_applied_once(mode, kills):
-    """Or not at all, if its worker was told that it is late, or was killed."""
+    """A push is applied if and only if its status is DONE."""
     rng = random.Random(kills)
     ledger = Ledger(*MODES[mode], number=4)
     for _ in range(kills):

@@ -384,7 +384,7 @@ def test_run_is_over_when_nobody_else_joins():
 
 @pytest.mark.parametrize("error", ["", "ValueError: no"])
 def test_process_may_join_after_the_last_one_was_killed(error):
-    """Or after it ended with an error."""
+    """The last one may also have ended with an error."""
     fake = Fake(number=1)
     fake.join(0)
     fake.push(0, 2.0)

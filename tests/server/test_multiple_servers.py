@@ -52,9 +52,7 @@ def test_worker_refused_by_the_first_server_raises(monkeypatch):
                 other.optimizer.join()
 
 
-def test_initial_weights_of_all_shards_are_of_one_worker(
-    monkeypatch,
-):
+def test_initial_weights_of_all_shards_are_of_one_worker(monkeypatch):
     """Also if the workers join at the same time with different weights."""
     with Served(2, servers=3) as served:
         initial_weights = [some_weights(SHAPES, "float32", seed) for seed in range(2)]

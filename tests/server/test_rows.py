@@ -236,7 +236,7 @@ def make_gradients(worker, steps=4):
 def test_synchronous_run_equals_training_on_the_mean(
     monkeypatch, optimizer_class, servers, pull
 ):
-    """By the inner optimizer alone, with dense gradients; only rows are sent."""
+    """The reference applies dense gradients; the servers receive only rows."""
     gradients = [make_gradients(worker) for worker in range(2)]
     rate = keras.optimizers.schedules.PiecewiseConstantDecay([1], [0.1, 0.05])
     reference = TableAndKernel(optimizer_class(rate))

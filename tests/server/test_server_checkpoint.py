@@ -43,10 +43,8 @@ def test_restarted_server_resumes(tmp_path, correction):
     (reply,) = other.join(0)
     assert reply[1]["clock"] == 1
     for value in (1.0, -3.0):
-        actual, expected = (
-            other.push(0, value, rate=0.25),
-            one.push(0, value, rate=0.25),
-        )
+        actual = other.push(0, value, rate=0.25)
+        expected = one.push(0, value, rate=0.25)
         np.testing.assert_array_equal(weights(*actual), weights(*expected))
 
 

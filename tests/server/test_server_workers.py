@@ -16,7 +16,7 @@ STEPS = 24
 @pytest.mark.slow
 @pytest.mark.workers
 @pytest.mark.parametrize("servers", [pytest.param(1, marks=pytest.mark.exhaustive), 2])
-def test_the_launcher_starts_servers_and_fit_trains_with_them(tmp_path, servers):
+def test_launcher_starts_servers_and_fit_trains(tmp_path, servers):
     command = [sys.executable, "-m", "tf_dgc", "run", "--servers", str(servers)]
     command += ["--workers", "2", "--log-dir", tmp_path, SCRIPT, tmp_path, "sync"]
     finished = programs.run(command, merged=True, **ENVIRONMENT)

@@ -98,7 +98,7 @@ def test_rebuilt_after_a_change(builder, commands, tmp_path, monkeypatch, change
     assert len(commands) == 2
 
 
-def test_a_library_for_every_tensorflow(builder, commands, tmp_path, monkeypatch):
+def test_library_for_every_tensorflow(builder, commands, tmp_path, monkeypatch):
     folders = [tmp_path / name for name in ("one", "two")]
     for folder, version in zip(folders, ("2.19.1", "2.20.0"), strict=True):
         (folder / "tensorflow" / "include").mkdir(parents=True)
