@@ -22,9 +22,8 @@ from tf_dgc.collectives.requests import (
 from tf_dgc.testing import run_all
 
 LAYOUT = BufferLayout([TensorSpec("a", (60,), tf.float32, False)], [4])
-OTHER_LAYOUT = BufferLayout(
-    [TensorSpec("a", (61,), tf.float32, False)], [4]
-)  # same size
+# Another layout, whose buffers have the same size.
+OTHER_LAYOUT = BufferLayout([TensorSpec("a", (61,), tf.float32, False)], [4])
 FAULTY_WORKER = 1
 CASES = [
     *itertools.product(
