@@ -304,7 +304,7 @@ def test_with_sparsity_0_repeated_rows_are_summed_before_squaring(inner):
     make = SQUARING.get(inner, lambda: O.SGD(0.125, momentum=0.5))
     values = np.random.default_rng(0).normal(size=(3, 40)).astype("float32")
     rows = tf.IndexedSlices(values, np.array([3, 7, 3]), tf.constant([50, 40]))
-    found = []
+    weights = []
     for optimizer, gradient in (
         (tf_dgc.DGCOptimizer(make(), 0.0), rows),
         (make(), tf.convert_to_tensor(rows)),
@@ -313,13 +313,13 @@ def test_with_sparsity_0_repeated_rows_are_summed_before_squaring(inner):
         table = keras.Variable(np.ones((50, 40), "float32"))
         for _ in range(3):
             optimizer.apply([gradient], [table])
-        found.append(table.numpy())
-    wrapped, of_dense, of_rows = found
-    np.testing.assert_allclose(wrapped, of_dense, rtol=1e-5, atol=1e-5)
-    assert np.allclose(of_rows, of_dense, atol=1e-5) is (inner == "momentum")
+        weights.append(table.numpy())
+    wrapped, from_dense, from_rows = weights
+    np.testing.assert_allclose(wrapped, from_dense, rtol=1e-5, atol=1e-5)
+    assert np.allclose(from_rows, from_dense, atol=1e-5) is (inner == "momentum")
 
 
-def test_variables_without_gradient_are_left_alone():
+def test_variables_without_gradient_do_not_change():
     used, unused = (keras.Variable(np.ones((40, 40), "float32")) for _ in range(2))
     optimizer = make_momentum_dgc()
     optimizer.build([used, unused])

@@ -56,8 +56,8 @@ def test_numbers_of_numpy():
     values = [float(warmup(tf.constant(step))) for step in range(3)]
     assert values == [0.25, 0.5, 0.75]
     piecewise = schedules.PiecewiseConstantSparsity(np.array([1, 2]), [0, 0.5, 0.75])
-    for made in (warmup, piecewise):
-        json.dumps(made.get_config())
+    for schedule in (warmup, piecewise):
+        json.dumps(schedule.get_config())
 
 
 def test_warmup_reaches_its_stages():
