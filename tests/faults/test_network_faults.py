@@ -20,6 +20,7 @@ sys.path.append(str(pathlib.Path(__file__).parents[2] / "benchmarks"))
 from common.network import Namespaces
 
 pytestmark = [pytest.mark.faults, pytest.mark.workers]
+SLOW_LINK = ["rate", "500kbit", "burst", "16kb", "latency", "400ms"]
 
 
 def missing():
@@ -61,23 +62,11 @@ def start(namespaces, fault, directory, **settings):
     )
 
 
-def limit(namespaces, *filter_):
-    """Put the same queueing discipline on both ends of the last worker's link."""
+def limit(namespaces, token_bucket):
+    """Limit both ends of the last worker's link by a token bucket; return the time."""
     for namespace, device in list(namespaces._ends())[-2:]:
-        subprocess.run(
-            [
-                "tc",
-                "-n",
-                namespace,
-                "qdisc",
-                "replace",
-                "dev",
-                device,
-                "root",
-                *filter_,
-            ],
-            check=True,
-        )
+        command = ["tc", "-n", namespace, "qdisc", "replace", "dev", device, "root"]
+        subprocess.run([*command, "tbf", *token_bucket], check=True)
     return time.monotonic()
 
 
@@ -102,9 +91,8 @@ def test_nearly_all_packets_are_lost(namespaces, tmp_path, record):
     with start(namespaces, "none", tmp_path) as cluster:
         cluster.wait_for_steps()
         # A bucket that lets 2 kbit/s pass and queues nothing: the rest is dropped.
-        since = limit(
-            namespaces, *("tbf", "rate", "2kbit", "burst", "1600", "limit", "1600")
-        )
+        bucket = ["rate", "2kbit", "burst", "1600", "limit", "1600"]
+        since = limit(namespaces, bucket)
         expect_both_to_name_each_other(
             cluster, since, 16 + MARGIN, record, "the link of worker 1 loses packets"
         )
@@ -114,7 +102,7 @@ def test_some_packets_are_lost(namespaces, tmp_path, record):
     """TCP sends them again: training is slower, but no worker fails."""
     with start(namespaces, "none", tmp_path, FAULT_UNITS="2000") as cluster:
         cluster.wait_for_steps()
-        limit(namespaces, *("tbf", "rate", "2mbit", "burst", "4000", "limit", "6000"))
+        limit(namespaces, ["rate", "2mbit", "burst", "4000", "limit", "6000"])
         cluster.wait_for_steps(60, 120)
         assert dropped(namespaces) > 0
         rows = [(rank, "no error, goes on", None, None) for rank in (0, 1)]
@@ -145,9 +133,7 @@ def test_slow_link(namespaces, tmp_path, record):
     settings = {"FAULT_UNITS": "100000", "TF_DGC_HEARTBEAT_TIMEOUT": "40"}
     with start(namespaces, "dense", tmp_path, **settings) as cluster:
         cluster.wait_for_steps(2)
-        since = limit(
-            namespaces, *("tbf", "rate", "500kbit", "burst", "16kb", "latency", "400ms")
-        )
+        since = limit(namespaces, SLOW_LINK)
         soon = 17 + 2 * 8 + MARGIN
         expect_both_to_name_each_other(
             cluster, since, soon, record, "a link of 500 kbit/s, dense step"
@@ -159,9 +145,7 @@ def test_a_step_that_takes_longer_than_the_limit(namespaces, tmp_path, record):
     settings = {"FAULT_UNITS": "2200", "TF_DGC_HEARTBEAT_TIMEOUT": "40"}
     with start(namespaces, "dense", tmp_path, **settings) as cluster:
         cluster.wait_for_steps(2)
-        limit(
-            namespaces, *("tbf", "rate", "500kbit", "burst", "16kb", "latency", "400ms")
-        )
+        limit(namespaces, SLOW_LINK)
         start_step = 1 + max(map(last_step, cluster.workers))
         cluster.wait_for_steps(start_step + 2)
         rows = []

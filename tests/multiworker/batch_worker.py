@@ -16,20 +16,20 @@ import tensorflow as tf
 
 import tf_dgc
 
-NUMBER = 8  # of batches
-ROWS = 4  # examples per batch
-POWERS = 2.0 ** np.arange(NUMBER)
+NUM_BATCHES = 8
+BATCH_SIZE = 4
+POWERS = 2.0 ** np.arange(NUM_BATCHES)
 
 
 def batch(i):
     """Return a batch whose examples are one-hot vectors of the batch's number."""
-    x = np.zeros((ROWS, NUMBER), "float32")
+    x = np.zeros((BATCH_SIZE, NUM_BATCHES), "float32")
     x[:, i] = 1.0
-    return x, np.zeros((ROWS, 1), "float32")
+    return x, np.zeros((BATCH_SIZE, 1), "float32")
 
 
 def generator():
-    yield from map(batch, range(NUMBER))
+    yield from map(batch, range(NUM_BATCHES))
 
 
 def endless():
@@ -39,7 +39,7 @@ def endless():
 
 class Batches(keras.utils.PyDataset):
     def __len__(self):
-        return NUMBER
+        return NUM_BATCHES
 
     def __getitem__(self, i):
         return batch(i)
@@ -47,7 +47,7 @@ class Batches(keras.utils.PyDataset):
 
 def make_function_dataset():
     spec = (
-        tf.TensorSpec((None, NUMBER), tf.float32),
+        tf.TensorSpec((None, NUM_BATCHES), tf.float32),
         tf.TensorSpec((None, 1), tf.float32),
     )
     return tf.data.Dataset.from_generator(generator, output_signature=spec)
@@ -76,7 +76,10 @@ SOURCES = {
     "PyDataset of 2 workers": lambda: {"x": Batches(workers=2)},
     "from_generator": lambda: {"x": make_function_dataset()},
     "from_generator once": lambda: {"x": make_iterator_dataset()},
-    "arrays": lambda: {**dict(zip("xy", arrays(), strict=True)), "batch_size": ROWS},
+    "arrays": lambda: {
+        **dict(zip("xy", arrays(), strict=True)),
+        "batch_size": BATCH_SIZE,
+    },
 }
 
 
@@ -85,7 +88,7 @@ class Order(keras.callbacks.Callback):
 
     def on_train_begin(self, logs=None):
         self.steps = []
-        self.before = np.zeros(NUMBER)
+        self.before = np.zeros(NUM_BATCHES)
 
     def on_train_batch_end(self, batch, logs=None):
         weights = self.model.get_weights()[0][:, 0]
@@ -118,7 +121,7 @@ class Counter:
 
     def count_in_fit(self, model, **arguments):
         """Return how often `fit` draws each batch."""
-        before = model.get_weights()[0][:, 0] if model.built else np.zeros(NUMBER)
+        before = model.get_weights()[0][:, 0] if model.built else np.zeros(NUM_BATCHES)
         model.fit(**arguments, verbose=0, shuffle=False)
         return (model.get_weights()[0][:, 0] - before).tolist()
 
@@ -159,7 +162,7 @@ class Counter:
             )
             counts[f"validation by {name}"] = -history.history["val_loss"][0]
         model = self.make_model("zeros", 1.0)
-        parts = {"steps_per_epoch": 2, "epochs": NUMBER // 2}
+        parts = {"steps_per_epoch": 2, "epochs": NUM_BATCHES // 2}
         counts["parts"] = self.count_in_fit(model, x=generator(), **parts)
         counts["3 epochs"] = self.count_in_fit(model, x=Batches(workers=2), epochs=3)
         shared = endless()
@@ -178,23 +181,23 @@ class Counter:
 
 def expected(sources):
     """Return the result of `Counter.count` if every batch is drawn once."""
-    once = [1.0] * NUMBER
+    once = [1.0] * NUM_BATCHES
     counts = {}
     for name in sources:
         counts[f"fit/{name}"] = counts[f"fit again/{name}"] = once
-        counts[f"order/{name}"] = list(map(float, range(NUMBER)))
+        counts[f"order/{name}"] = list(map(float, range(NUM_BATCHES)))
         if "gen" in name:
             counts[f"steps per execution/{name}"] = once
         counts[f"evaluate/{name}"] = [float(POWERS.mean())]
-        counts[f"predict/{name}"] = np.repeat(POWERS, ROWS).tolist()
+        counts[f"predict/{name}"] = np.repeat(POWERS, BATCH_SIZE).tolist()
     return counts
 
 
 EXPECTED_IN_VALIDATION_AND_EPOCHS = {
     "validation by PyDataset of 2 workers": float(POWERS.mean()),
     "validation by arrays": float(POWERS.mean()),
-    "parts": [1.0] * NUMBER,
-    "3 epochs": [3.0] * NUMBER,
+    "parts": [1.0] * NUM_BATCHES,
+    "3 epochs": [3.0] * NUM_BATCHES,
     "steps of one generator": 24.0,
 }
 

@@ -10,7 +10,7 @@ from tf_dgc.multiworker.saving import replacing
 
 
 def test_concurrent_writers_each_write_a_whole_file(tmp_path):
-    """As workers of a parameter server do that save to one path."""
+    """Workers of a parameter server may save to one path."""
     path = tmp_path / "model.keras"
     with replacing(path) as one, open(one, "w") as file:
         file.write("A" * 10)
@@ -46,7 +46,7 @@ def test_only_old_unfinished_files_are_removed(tmp_path):
 
 
 def test_links_and_permissions_are_preserved(tmp_path):
-    """As by writing to the file itself."""
+    """Replacing a file acts like writing to it."""
     (tmp_path / "large").mkdir()
     target, link = tmp_path / "large" / "model.keras", tmp_path / "model.keras"
     link.symlink_to(target)

@@ -73,7 +73,7 @@ def test_no_batch_is_lost_by_two_workers(starter, tmp_path, sources):
 @pytest.mark.workers
 @pytest.mark.slow
 def test_no_batch_is_lost_between_epochs(starter, tmp_path):
-    """Nor in validation, nor by several `fit`s on one generator."""
+    """Also in validation, and by several `fit`s on one generator."""
     command = [SCRIPT, "count_in_validation_and_epochs", tmp_path]
     finished = starter.run(command, 2, tmp_path)
     assert finished.codes == [0, 0]

@@ -147,7 +147,7 @@ def test_matches_numpy(strategies, case, num_workers):
 
 @pytest.mark.parametrize(("case", "num_workers"), [("schedule", 2), ("costly", 3)])
 def test_dense_steps_are_those_of_the_inner_optimizer(strategies, case, num_workers):
-    """Also where a schedule is sparse, but a dense step costs less."""
+    """Also with a sparse schedule, if a dense step costs less."""
     make_inner, _ = CASES[case]
     alone = Trainer(strategies[num_workers], make_inner, initial_weights("float32"))
     wrapped = make_trainer(strategies[num_workers], case, "float32")

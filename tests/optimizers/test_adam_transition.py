@@ -112,7 +112,7 @@ HIGH = tf_dgc.schedules.PiecewiseConstantSparsity([DENSE], [0.0, 0.97])
 def test_stock_steps_of_an_earlier_run_count(
     strategies, before, workers, after, schedule
 ):
-    """Whether the current run may have dense steps or not."""
+    """They count whether or not the current run may have dense steps."""
 
     def make(workers, sparsity):
         return Trainer(

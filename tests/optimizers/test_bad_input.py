@@ -314,7 +314,7 @@ def test_monitor_without_dgc_optimizer():
     ],
 )
 def test_no_gradient_at_all_is_no_step(make):
-    """As in Keras, built or not."""
+    """As in Keras, before and after the build."""
     variable, optimizer = keras.Variable(np.zeros((40, 50), "float32")), make()
     optimizer.apply([], [])
     assert not optimizer.built

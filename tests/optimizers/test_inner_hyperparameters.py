@@ -100,7 +100,7 @@ def weights_after(make, steps=3):
 
 @pytest.mark.parametrize("kind", OVERRIDING)
 def test_a_subclass_does_its_own_step(kind):
-    """With a sparsity of 0, as a number and by a schedule."""
+    """Tested with a sparsity of 0 as a number, and by a schedule."""
     expected = weights_after(lambda: kind(0.1))
     schedule = tf_dgc.schedules.PiecewiseConstantSparsity([], [0.0])
     for sparsity in (0, schedule):

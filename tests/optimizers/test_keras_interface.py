@@ -93,7 +93,7 @@ def test_a_checkpoint_with_variables_of_tensorflow(tmp_path):
 
 @pytest.mark.parametrize("traced", [False, True])
 def test_a_tensor_shared_by_replicas_counts_once_per_replica(strategies, traced):
-    """As in Keras if each replica computes its own gradient.
+    """The tensor counts as if each replica had computed its own gradient, as in Keras.
 
     TensorFlow's reduction treats a tensor that all replicas share as one value, and
     Keras's optimizer then counts it once.

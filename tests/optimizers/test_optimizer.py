@@ -359,8 +359,8 @@ def test_value_types(value_dtype):
         optimizer.apply([gradient], [variable])
         sent = -variable.numpy()
         assert np.count_nonzero(sent) == 100
-        kept = optimizer.residual[0].numpy()
-        np.testing.assert_allclose(sent + kept, gradient, rtol=0, atol=1e-6)
+        residual = optimizer.residual[0].numpy()
+        np.testing.assert_allclose(sent + residual, gradient, rtol=0, atol=1e-6)
         sent_bytes[name] = optimizer.stats.bytes_per_step
     saved = {"float32": 0, "bfloat16": 200, "float16": 200, "sign": 400 - 20}
     saved |= {"mxint8": 300 - 4, "mxfp4": 400 - 52 - 4}  # scales fill a word
