@@ -49,16 +49,16 @@ def test_local_steps_need_no_collective_unless_lengths_are_unknown(findings):
 @pytest.mark.slow
 def test_logs_of_an_epoch_are_the_mean_over_workers(findings):
     for finding in findings:
-        logs_of = finding["collectives"]
-        expected = logs_of["expected"]
-        for name, logs in logs_of["history"].items():
-            mean = logs_of["expected of 64"] if name.endswith("64") else expected
+        result = finding["collectives"]
+        expected = result["expected"]
+        for name, logs in result["history"].items():
+            mean = result["expected of 64"] if name.endswith("64") else expected
             np.testing.assert_allclose(logs, mean, rtol=1e-5, err_msg=name)
         for name in ("evaluate", "evaluate unknown"):
-            np.testing.assert_allclose(logs_of[name], expected, rtol=1e-5)
+            np.testing.assert_allclose(result[name], expected, rtol=1e-5)
         for name in ("on batches before", "on batches after"):
             np.testing.assert_allclose(
-                logs_of[name], logs_of["expected on batches"], rtol=1e-5
+                result[name], result["expected on batches"], rtol=1e-5
             )
     one, other = (finding["collectives"] for finding in findings)
     assert one["last step"] != other["last step"]  # this worker's
