@@ -133,7 +133,7 @@ class Batches(keras.utils.PyDataset):
         return X[16 * i :][:16].copy(), Y[16 * i :][:16].copy()
 
 
-def scenario_collectives(directory):
+def scenario_meetings(directory):
     """Collectives per step of `fit`, and the logs."""
     result = {"per_step": {}, "history": {}}
     arrays = {"x": X, "y": Y, "batch_size": 16}
@@ -168,7 +168,7 @@ def scenario_collectives(directory):
     return result
 
 
-def scenario_local_steps(directory):
+def scenario_alone(directory):
     """Collectives per step of local steps, and warnings about them."""
     result = {}
     for name, arguments in [
@@ -185,7 +185,7 @@ def scenario_local_steps(directory):
             model.fit(**arguments, callbacks=[counts], **QUIET)
         messages = [str(w.message) for w in caught]  # Keras's are among them
         messages = [m for m in messages if m.startswith("In every step")]
-        result[name] = {"per_step": counts.per_step(), "warnings": messages}
+        result[name] = {"per_step": counts.per_step(), "said": messages}
     return result
 
 
@@ -393,12 +393,12 @@ def scenario_again(directory):
 
 
 SCENARIOS = [
-    scenario_collectives,
+    scenario_meetings,
     scenario_unequal,
     scenario_stops,
     scenario_statistics,
     scenario_empty_shares,
-    scenario_local_steps,
+    scenario_alone,
     scenario_again,
 ]
 

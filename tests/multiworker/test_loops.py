@@ -26,7 +26,7 @@ def findings(starter, tmp_path_factory):
 def test_a_step_of_fit_is_one_collective(findings):
     """A data set of unknown length costs a second one."""
     for finding in findings:
-        per_step = finding["collectives"]["per_step"]
+        per_step = finding["meetings"]["per_step"]
         assert per_step.pop("unknown") == [2]
         assert len(per_step) == 6
         assert all(counts == [1] for counts in per_step.values()), per_step
@@ -37,10 +37,10 @@ def test_a_step_of_fit_is_one_collective(findings):
 def test_local_steps_need_no_collective_unless_lengths_are_unknown(findings):
     for finding in findings:
         for name in ("known", "repeated"):
-            assert finding["local steps"][name] == {"per_step": [0], "warnings": []}
-        unknown = finding["local steps"]["unknown"]
+            assert finding["alone"][name] == {"per_step": [0], "said": []}
+        unknown = finding["alone"]["unknown"]
         assert unknown["per_step"] == [1]
-        (message,) = unknown["warnings"]
+        (message,) = unknown["said"]
         assert "Use `Dataset.repeat()` with `steps_per_epoch`" in message
         assert message.endswith("Received: a data set of unknown length")
 
@@ -49,7 +49,7 @@ def test_local_steps_need_no_collective_unless_lengths_are_unknown(findings):
 @pytest.mark.slow
 def test_logs_of_an_epoch_are_the_mean_over_workers(findings):
     for finding in findings:
-        result = finding["collectives"]
+        result = finding["meetings"]
         expected = result["expected"]
         for name, logs in result["history"].items():
             mean = result["expected of 64"] if name.endswith("64") else expected
@@ -60,7 +60,7 @@ def test_logs_of_an_epoch_are_the_mean_over_workers(findings):
             np.testing.assert_allclose(
                 result[name], result["expected on batches"], rtol=1e-5
             )
-    one, other = (finding["collectives"] for finding in findings)
+    one, other = (finding["meetings"] for finding in findings)
     assert one["last step"] != other["last step"]  # this worker's
     del one["last step"], other["last step"]
     assert one == other
