@@ -1,14 +1,14 @@
-"""Ends a run of the fault matrix with a table of what every worker saw."""
+"""Prints a table of the workers' errors at the end of a run of the fault matrix."""
 
 import pytest
 
 
 @pytest.fixture
 def record(request):
-    """Return a function that adds a line to the table.
+    """Return a function that adds a fault to the table.
 
-    A line has the fault, and per surviving worker its rank, what it said, and the
-    seconds from the fault to that and to its end.
+    It takes the fault and, for each surviving worker, its rank, its message, and the
+    seconds from the fault to the message and to the worker's end.
     """
 
     def add(fault, rows):
@@ -19,20 +19,20 @@ def record(request):
 
 def pytest_terminal_summary(terminalreporter):
     reports = [r for rs in terminalreporter.stats.values() for r in rs]
-    found = [
+    faults = [
         value
         for report in reports
         if getattr(report, "when", None) == "call"
         for name, value in report.user_properties
         if name == "fault"
     ]
-    if not found:
+    if not faults:
         return
     terminalreporter.section("faults")
     write = terminalreporter.write_line
     write("| fault | worker: what it saw | error after (s) | gone after (s) |")
     write("|---|---|---|---|")
-    for fault, rows in found:
+    for fault, rows in faults:
         for i, (rank, saw, error, gone) in enumerate(rows):
             times = " | ".join("" if t is None else f"{t:.1f}" for t in (error, gone))
             write(f"| {'' if i else fault} | {rank}: {saw} | {times} |")

@@ -1,9 +1,9 @@
-"""What the workers of the fault matrix do; started once per worker.
+"""Program of the workers of the fault matrix, started once per worker.
 
     python fault_worker.py FAULT
 
-Trains for ever; the last worker is the victim, which brings the fault about itself
-where a signal from outside would not meet the moment. It says "FAULT" just before.
+Trains for ever. The last worker is the victim; it causes those faults itself that a
+signal from outside could not time, and prints "FAULT" just before.
 """
 
 import json
@@ -28,20 +28,20 @@ FAULT_STEP = 10
 
 
 def die():
-    send_myself(signal.SIGKILL)
+    send_to_self(signal.SIGKILL)
 
 
 def stop():
-    send_myself(signal.SIGSTOP)
+    send_to_self(signal.SIGSTOP)
 
 
-def send_myself(number):
+def send_to_self(number):
     print("FAULT", flush=True)
     os.kill(os.getpid(), number)
 
 
 class Steps(keras.callbacks.Callback):
-    """Says every step, and brings about what happens between steps."""
+    """Prints every step, and causes faults between steps."""
 
     def on_train_batch_end(self, batch, logs=None):
         step = int(self.model.optimizer.iterations.numpy())
@@ -79,8 +79,8 @@ def die_within_collective(count):
             die()
 
 
-class SlowToTrace(keras.Model):
-    """On the victim, takes long to trace."""
+class SlowTracing(keras.Model):
+    """Takes long to trace on the victim."""
 
     def train_step(self, *args, **kwargs):
         if FAULT == "tracing":
@@ -118,7 +118,7 @@ def main():
     with strategy.scope():
         inputs = keras.Input((64,))
         outputs = keras.layers.Dense(1)(keras.layers.Dense(units)(inputs))
-        model = SlowToTrace(inputs, outputs)
+        model = SlowTracing(inputs, outputs)
         model.compile(make_optimizer(), "mse")
     x = np.random.default_rng(0).normal(size=(320, 64)).astype("float32")
     y = x.sum(axis=1, keepdims=True)

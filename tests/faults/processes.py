@@ -1,4 +1,4 @@
-"""Worker processes whose output is read as it comes, and what became of them."""
+"""Worker processes whose output is read line by line, and how they end."""
 
 import os
 import pathlib
@@ -10,11 +10,11 @@ import time
 from tf_dgc.multiworker.launch import launcher, worker_processes
 
 SCRIPT = pathlib.Path(__file__).with_name("fault_worker.py")
-_SAID = re.compile(r"^(?:RuntimeError: )?tf_dgc: (worker .*)")
+_ERROR_LINE = re.compile(r"^(?:RuntimeError: )?tf_dgc: (worker .*)")
 
 
 class Worker:
-    """One process; every line it prints is kept with its time."""
+    """One process, with the lines of its output and their times."""
 
     def __init__(self, command, environment):
         self.lines = []  # (seconds of the monotonic clock, text)
@@ -41,21 +41,21 @@ class Worker:
             self.changed.notify_all()
 
     def time_of(self, text):
-        """Return when a line with this text came, or None."""
+        """Return the time of the first line with a text, or None."""
         return next((t for t, line in self.lines if text in line), None)
 
     def wait_for(self, text, seconds):
-        """Wait until a line with this text comes; return when it came."""
+        """Wait for a line with a text; return its time."""
         with self.changed:
             self.changed.wait_for(
                 lambda: self.time_of(text) is not None or self.ended, seconds
             )
-        found = self.time_of(text)
-        assert found is not None, f"no {text!r} within {seconds} s in:\n{self.output()}"
-        return found
+        when = self.time_of(text)
+        assert when is not None, f"no {text!r} within {seconds} s in:\n{self.output()}"
+        return when
 
     def wait(self, seconds):
-        """Wait until it ends by itself; return its exit code."""
+        """Wait until the process ends; return its exit code."""
         with self.changed:
             ended = self.changed.wait_for(lambda: self.ended is not None, seconds)
         assert ended, f"did not end within {seconds} s:\n{self.output()}"
@@ -65,10 +65,10 @@ class Worker:
         return "\n".join(line for _, line in self.lines[-lines:])
 
     def error(self):
-        """Return when it said why it cannot go on, and what."""
+        """Return time and text of the first error of tf_dgc."""
         for when, line in self.lines:
-            if found := _SAID.search(line):
-                return when, found.group(1)
+            if match := _ERROR_LINE.search(line):
+                return when, match.group(1)
         raise AssertionError(f"no error of tf_dgc in:\n{self.output()}")
 
 
@@ -101,36 +101,39 @@ class Cluster:
             worker.wait_for(f"step {number}", seconds)
 
     def signal(self, rank, number):
-        """Send a signal; return when."""
+        """Send a signal to a worker; return the time."""
         os.kill(self.workers[rank].process.pid, number)
         return time.monotonic()
 
 
-def on_loopback(num_workers):
-    """Return the environments of workers on this machine's loopback."""
+def local_environments(num_workers):
+    """Return the environments of workers on this machine's loopback interface."""
     return launcher.worker_environments(launcher.free_ports(num_workers))
 
 
-class Ended:
+class Survivors:
     """How the survivors of a fault ended.
 
     Args:
         cluster: workers, in order.
-        survivors: ranks of those that are to end, with an error.
+        ranks: ranks of the workers that must end with an error.
         since: time of the fault.
-        seconds: seconds from then in which they are to end.
-        named: text that they are to say; None for what tf_dgc says of a worker.
+        seconds: limit for their ends, from the fault.
+        expected: text that they must print; None for an error of tf_dgc.
     """
 
-    def __init__(self, cluster, survivors, since, seconds, named=None):
+    def __init__(self, cluster, ranks, since, seconds, expected=None):
         self.rows = []
         self.texts = []
         self.seconds = 0.0  # from the fault until the last process was gone
-        for rank in survivors:
+        for rank in ranks:
             worker = cluster.workers[rank]
             code = worker.wait(max(1, seconds + since - time.monotonic()))
             assert code not in (0, None), worker.output()
-            when, text = (worker.time_of(named), named) if named else worker.error()
+            if expected:
+                when, text = worker.time_of(expected), expected
+            else:
+                when, text = worker.error()
             assert when is not None, worker.output()
             self.texts.append(text)
             self.rows.append((rank, _short(text), when - since, worker.ended - since))
@@ -138,7 +141,7 @@ class Ended:
 
 
 def _short(text):
-    """Return what the message says happened, without addresses, paths and advice."""
+    """Return the reason in a message, without addresses, paths and advice."""
     text = text.partition("cannot go on: ")[2] or text
     for end in (
         " (TensorFlow says",

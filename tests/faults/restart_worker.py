@@ -2,11 +2,11 @@
 
     python restart_worker.py DIRECTORY HOW
 
-By DGC of a sparsity, of an `adamw` at 90 %, or by `local` steps, whose rounds do not
-end with epochs.
+HOW is a sparsity of DGC, "adamw" for DGC with AdamW and a sparsity of 90 %, or "local"
+for local steps, whose rounds do not end with epochs.
 
-In the first attempt worker 1 kills itself in the middle, if RESTART_KILL is 1.
-The last line it prints has what the training ended with.
+If RESTART_KILL is 1, worker 1 kills itself during the first attempt. The last line of
+the output has a digest of the final variables.
 """
 
 import hashlib
@@ -27,14 +27,14 @@ KILL = TASK["index"] == 1 and os.environ.get("RESTART_KILL") == "1"
 DIRECTORY = pathlib.Path(sys.argv[1])
 
 
-class Killed(keras.callbacks.Callback):
+class KillAtStep(keras.callbacks.Callback):
     def on_train_batch_end(self, batch, logs=None):
         step = int(self.model.optimizer.iterations.numpy())
         if KILL and os.environ["TF_DGC_ATTEMPT"] == "1" and step == 25:
             os.kill(os.getpid(), signal.SIGKILL)
 
 
-class Epochs(keras.callbacks.Callback):
+class PrintEpochs(keras.callbacks.Callback):
     def on_epoch_begin(self, epoch, logs=None):
         print("epoch", epoch, flush=True)
 
@@ -63,12 +63,12 @@ def main():
         epochs=5,
         shuffle=False,
         verbose=0,
-        callbacks=[backup, Epochs(), Killed()],
+        callbacks=[backup, PrintEpochs(), KillAtStep()],
     )
     digest = hashlib.sha256()
     variables = model.variables + optimizer.variables
     if sys.argv[2] == "local":
-        optimizer.consensus()  # of the weights of all; each has a momentum of its own
+        optimizer.consensus()  # of the weights; the workers' momenta differ
         variables = model.variables
     for variable in variables:
         per_worker = isinstance(variable, worker_variables.PerWorkerVariable)

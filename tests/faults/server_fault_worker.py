@@ -1,9 +1,8 @@
-"""What the workers of test_server_faults.py do; started once per worker.
+"""Program of the workers of test_server_faults.py, started once per worker.
 
     python server_fault_worker.py MODE FAULT STEPS
 
-Trains for so many steps, and says every one; the last worker brings its fault about
-itself, where it is none of a signal's.
+Trains for STEPS steps and prints every one. The last worker causes FAULT itself.
 """
 
 import json
@@ -23,7 +22,7 @@ SETTINGS = {"ssp": {"staleness": 2}, "backup": {"quorum": 2}}
 
 
 class Steps(keras.callbacks.Callback):
-    """Says every step, and brings about what happens between steps."""
+    """Prints every step, and causes faults between steps."""
 
     count = 0
 

@@ -1,7 +1,7 @@
 """The fault matrix between network namespaces: `sudo pytest -m faults`.
 
-Every worker has a namespace of its own, so that its link can be cut, slowed down or
-made to lose packets.
+Every worker has its own namespace, so that its link can be cut, slowed down or made to
+lose packets.
 """
 
 import json
@@ -13,13 +13,14 @@ import sys
 import time
 
 import pytest
-from processes import Cluster, on_loopback
+from processes import Cluster, local_environments
 from test_faults import MARGIN, QUICK, expect_all_to_name
 
 sys.path.append(str(pathlib.Path(__file__).parents[2] / "benchmarks"))
 from common.network import Namespaces
 
 pytestmark = [pytest.mark.faults, pytest.mark.workers]
+SLOW_LINK = ["rate", "500kbit", "burst", "16kb", "latency", "400ms"]
 
 
 def missing():
@@ -39,16 +40,16 @@ def namespaces():
 
 
 def environments(namespaces):
-    """Return the environments of workers that meet over the links."""
-    found = on_loopback(2)
-    for rank, environment in enumerate(found):
+    """Return the environments of workers that communicate over the links."""
+    worker_environments = local_environments(2)
+    for rank, environment in enumerate(worker_environments):
         environment["TF_CONFIG"] = json.dumps(
             {
                 "cluster": {"worker": namespaces.addresses(0)},
                 "task": {"type": "worker", "index": rank},
             }
         )
-    return found
+    return worker_environments
 
 
 def start(namespaces, fault, directory, **settings):
@@ -61,30 +62,18 @@ def start(namespaces, fault, directory, **settings):
     )
 
 
-def limit(namespaces, *filter_):
-    """Put the same queueing discipline on both ends of the last worker's link."""
+def limit(namespaces, token_bucket):
+    """Limit both ends of the last worker's link by a token bucket; return the time."""
     for namespace, device in list(namespaces._ends())[-2:]:
-        subprocess.run(
-            [
-                "tc",
-                "-n",
-                namespace,
-                "qdisc",
-                "replace",
-                "dev",
-                device,
-                "root",
-                *filter_,
-            ],
-            check=True,
-        )
+        command = ["tc", "-n", namespace, "qdisc", "replace", "dev", device, "root"]
+        subprocess.run([*command, "tbf", *token_bucket], check=True)
     return time.monotonic()
 
 
 def expect_both_to_name_each_other(cluster, since, seconds, record, fault):
-    for victim in (0, 1):  # from each side it is the other one that is cut off
-        what = fault if victim else f"{fault}, the other side"
-        expect_all_to_name(cluster, victim, since, seconds, record, what)
+    for victim in (0, 1):  # each side sees the other one cut off
+        description = fault if victim else f"{fault}, the other side"
+        expect_all_to_name(cluster, victim, since, seconds, record, description)
 
 
 def test_cut(namespaces, tmp_path, record):
@@ -102,19 +91,18 @@ def test_nearly_all_packets_are_lost(namespaces, tmp_path, record):
     with start(namespaces, "none", tmp_path) as cluster:
         cluster.wait_for_steps()
         # A bucket that lets 2 kbit/s pass and queues nothing: the rest is dropped.
-        since = limit(
-            namespaces, *("tbf", "rate", "2kbit", "burst", "1600", "limit", "1600")
-        )
+        bucket = ["rate", "2kbit", "burst", "1600", "limit", "1600"]
+        since = limit(namespaces, bucket)
         expect_both_to_name_each_other(
             cluster, since, 16 + MARGIN, record, "the link of worker 1 loses packets"
         )
 
 
 def test_some_packets_are_lost(namespaces, tmp_path, record):
-    """TCP sends again: slower, but nothing is wrong."""
+    """TCP sends them again: training is slower, but no worker fails."""
     with start(namespaces, "none", tmp_path, FAULT_UNITS="2000") as cluster:
         cluster.wait_for_steps()
-        limit(namespaces, *("tbf", "rate", "2mbit", "burst", "4000", "limit", "6000"))
+        limit(namespaces, ["rate", "2mbit", "burst", "4000", "limit", "6000"])
         cluster.wait_for_steps(60, 120)
         assert dropped(namespaces) > 0
         rows = [(rank, "no error, goes on", None, None) for rank in (0, 1)]
@@ -122,7 +110,7 @@ def test_some_packets_are_lost(namespaces, tmp_path, record):
 
 
 def dropped(namespaces):
-    """Return how many packets the last worker's link has dropped."""
+    """Return the number of packets that the last worker's link has dropped."""
     return sum(
         discipline["drops"]
         for namespace, device in list(namespaces._ends())[-2:]
@@ -137,17 +125,15 @@ def dropped(namespaces):
 
 
 def test_slow_link(namespaces, tmp_path, record):
-    """A collective that would take minutes, while heartbeats come through.
+    """A collective that would take minutes, while heartbeats arrive.
 
-    The limit is 8 s, as much again is given to the network, and each piece of 1 MiB
-    that arrives, in 17 s, begins both anew.
+    The limit is 8 s for the worker and 8 s more for the network. Each chunk of 1 MiB,
+    which takes 17 s, restarts both.
     """
     settings = {"FAULT_UNITS": "100000", "TF_DGC_HEARTBEAT_TIMEOUT": "40"}
     with start(namespaces, "dense", tmp_path, **settings) as cluster:
         cluster.wait_for_steps(2)
-        since = limit(
-            namespaces, *("tbf", "rate", "500kbit", "burst", "16kb", "latency", "400ms")
-        )
+        since = limit(namespaces, SLOW_LINK)
         soon = 17 + 2 * 8 + MARGIN
         expect_both_to_name_each_other(
             cluster, since, soon, record, "a link of 500 kbit/s, dense step"
@@ -155,18 +141,16 @@ def test_slow_link(namespaces, tmp_path, record):
 
 
 def test_a_step_that_takes_longer_than_the_limit(namespaces, tmp_path, record):
-    """All wait for the network, none for a worker: they get some time more."""
+    """All workers wait for the network, none for a worker: the limit is longer."""
     settings = {"FAULT_UNITS": "2200", "TF_DGC_HEARTBEAT_TIMEOUT": "40"}
     with start(namespaces, "dense", tmp_path, **settings) as cluster:
         cluster.wait_for_steps(2)
-        limit(
-            namespaces, *("tbf", "rate", "500kbit", "burst", "16kb", "latency", "400ms")
-        )
-        begun = 1 + max(map(last_step, cluster.workers))
-        cluster.wait_for_steps(begun + 2)
+        limit(namespaces, SLOW_LINK)
+        start_step = 1 + max(map(last_step, cluster.workers))
+        cluster.wait_for_steps(start_step + 2)
         rows = []
         for rank, worker in enumerate(cluster.workers):
-            first, second = (worker.time_of(f"step {begun + i}") for i in (1, 2))
+            first, second = (worker.time_of(f"step {start_step + i}") for i in (1, 2))
             assert second - first > float(QUICK["TF_DGC_TIMEOUT"])
             rows.append((rank, "no error, goes on", None, None))
         record("a link of 500 kbit/s, dense steps of some 11 s", rows)
@@ -178,7 +162,7 @@ def last_step(worker):
 
 
 def test_a_slow_link_is_not_a_dead_worker(record):
-    """Everything that is large, at 10 Mbit/s, with TensorFlow's usual heartbeats.
+    """All large transfers at 10 Mbit/s, with TensorFlow's usual heartbeats.
 
     `SLOW_LINK_PARAMETERS=25_000_000` takes a quarter of an hour.
     """

@@ -1,4 +1,4 @@
-"""A parameter server and its workers, killed: `pytest -m faults`."""
+"""Faults of parameter servers and their workers: `pytest -m faults`."""
 
 import os
 import re
@@ -10,7 +10,7 @@ from pathlib import Path
 import psutil
 import pytest
 import tensorflow as tf
-from processes import Ended, Worker
+from processes import Survivors, Worker
 
 from tf_dgc._internals import rpc
 from tf_dgc.multiworker.launch import worker_processes
@@ -20,24 +20,24 @@ pytestmark = [pytest.mark.workers]
 SCRIPT = Path(__file__).with_name("server_fault_worker.py")
 QUICK = {
     "CUDA_VISIBLE_DEVICES": "-1",
-    "TF_DGC_TIMEOUT": "20",  # while other processes import it makes a model
+    "TF_DGC_TIMEOUT": "20",  # a server builds the model while other processes import
     "TF_DGC_HEARTBEAT_TIMEOUT": "6",
     "TF_DGC_START_TIMEOUT": "90",  # four processes import TensorFlow on two cores
 }
 MARGIN = 25  # s, for processes to end on a busy machine
 FOREVER = 10**6
-GOING_ON = ["async", "ssp", "backup"]
+TOLERANT_MODES = ["async", "ssp", "backup"]
 
 
 class Served:
-    """A server, or several, and workers; leaving the context ends them all."""
+    """One or several servers, and workers; leaving the context ends them all."""
 
     def __init__(
         self, mode, fault="none", number=3, steps=FOREVER, num_servers=1, **settings
     ):
         ports = free_ports(number + num_servers)
-        given = worker_environments(ports, num_servers=num_servers)
-        self.environments = [{**e, **QUICK, **settings} for e in given]
+        environments = worker_environments(ports, num_servers=num_servers)
+        self.environments = [{**e, **QUICK, **settings} for e in environments]
         self.command = [sys.executable, str(SCRIPT), mode, fault, str(steps)]
         self.address = f"127.0.0.1:{ports[-1]}"  # of the last server
         self._started = []
@@ -45,13 +45,12 @@ class Served:
             serve = [sys.executable, "-m", "tf_dgc", "serve"]
             servers = [self._start(serve, e) for e in self.environments[number:]]
             *self.other_servers, self.server = servers
-            self.workers = [self.begin(worker) for worker in range(number)]
+            self.workers = [self.start_worker(worker) for worker in range(number)]
         except BaseException:
             self.__exit__()
             raise
 
-    def begin(self, worker):
-        """Start a process of a worker."""
+    def start_worker(self, worker):
         return self._start(self.command, self.environments[worker])
 
     def _start(self, command, environment):
@@ -70,79 +69,79 @@ class Served:
 
 
 def count(worker):
-    """Return the last step that a worker said, and the clock."""
+    """Return the last step and clock that a worker printed."""
     with worker.changed:
         lines = [line for _, line in worker.lines if line.startswith("step")]
     return tuple(map(int, re.findall(r"\d+", lines[-1])))
 
 
-def expect_going_on(workers, steps=30, seconds=60):
+def expect_progress(workers, steps=30, seconds=60):
     for worker in workers:
         worker.wait_for(f"step {count(worker)[0] + steps} ", seconds)
 
 
-def expect_to_end(served, ranks, named, since, limit, record, fault):
-    """Wait for workers to end with a reason."""
-    ended = Ended(served, ranks, since, limit + 60, named)
-    record(fault, ended.rows)
-    assert ended.seconds < limit
+def expect_to_end(served, ranks, expected, since, limit, record, fault):
+    """Wait for workers to end with an error."""
+    survivors = Survivors(served, ranks, since, limit + 60, expected)
+    record(fault, survivors.rows)
+    assert survivors.seconds < limit
 
 
 @pytest.mark.faults
 @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGSTOP])
-def test_a_synchronous_run_ends_with_the_name_of_who_is_gone(record, number):
+def test_a_synchronous_run_ends_with_the_name_of_the_lost_worker(record, number):
     with Served("sync") as served:
         served.wait_for_steps()
         since = time.monotonic()
         served.workers[2].process.send_signal(number)
         fault = f"{number.name} to worker 2 of a server, sync"
-        named = "worker 2 has not responded for 6 s"
-        expect_to_end(served, [0, 1], named, since, 6 + MARGIN, record, fault)
+        expected = "worker 2 has not responded for 6 s"
+        expect_to_end(served, [0, 1], expected, since, 6 + MARGIN, record, fault)
         assert served.server.wait(MARGIN) == 0
 
 
 @pytest.mark.faults
-@pytest.mark.parametrize("mode", GOING_ON)
+@pytest.mark.parametrize("mode", TOLERANT_MODES)
 @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGSTOP])
-def test_others_go_on_and_another_process_joins(record, mode, number):
+def test_others_continue_and_another_process_joins(record, mode, number):
     with Served(mode) as served:
         served.wait_for_steps()
         served.workers[2].process.send_signal(number)
         served.server.wait_for("worker 2 has not responded", 6 + MARGIN)
-        expect_going_on(served.workers[:2])
-        joined = served.begin(2)
+        expect_progress(served.workers[:2])
+        joined = served.start_worker(2)
         joined.wait_for("step 5 ", 90)
         _, clock = count(joined)
         assert clock > 30
         assert served.server.time_of("worker 2 joins (3 of 3, at update ") is not None
-        expect_going_on(served.workers[:2])
-        if number == signal.SIGSTOP:  # the old one wakes up, and only that one ends
+        expect_progress(served.workers[:2])
+        if number == signal.SIGSTOP:  # the old process continues, and only it ends
             served.workers[2].process.send_signal(signal.SIGCONT)
             assert served.workers[2].wait(MARGIN) != 0
-            # What was asked before may have waited for too long by then.
+            # An earlier request of it may have timed out by then.
             texts = ["does not know this process", "does not reach the server"]
-            told = [text for text in texts if served.workers[2].time_of(text)]
-            assert told, served.workers[2].output()
-            expect_going_on([*served.workers[:2], joined])
+            error_texts = [text for text in texts if served.workers[2].time_of(text)]
+            assert error_texts, served.workers[2].output()
+            expect_progress([*served.workers[:2], joined])
         rows = [(rank, "goes on", None, None) for rank in range(2)]
         record(f"{number.name} to worker 2 of a server, {mode}", rows)
 
 
 @pytest.mark.faults
 @pytest.mark.parametrize(
-    ("fault", "named"), [("error", "ended with ValueError: the disk")]
+    ("fault", "expected"), [("error", "ended with ValueError: the disk")]
 )
 @pytest.mark.parametrize("mode", ["sync", "async"])
-def test_a_worker_that_ends_with_an_error(record, mode, fault, named):
+def test_a_worker_that_ends_with_an_error(record, mode, fault, expected):
     with Served(mode, fault) as served:
         since = served.workers[2].wait_for("FAULT", 150)
-        text = f"worker 2 {named}"
+        text = f"worker 2 {expected}"
         if mode == "sync":
-            told = f"worker 2 of a server ends: {fault}"
-            expect_to_end(served, [0, 1], text, since, MARGIN, record, told)
+            description = f"worker 2 of a server ends: {fault}"
+            expect_to_end(served, [0, 1], text, since, MARGIN, record, description)
         else:
             served.server.wait_for(text, MARGIN)
-            expect_going_on(served.workers[:2])
+            expect_progress(served.workers[:2])
 
 
 @pytest.mark.faults
@@ -153,7 +152,7 @@ def test_others_wait_for_a_worker_that_computes_something_else():
 
 
 @pytest.mark.faults
-@pytest.mark.parametrize("mode", ["sync", *GOING_ON])
+@pytest.mark.parametrize("mode", ["sync", *TOLERANT_MODES])
 @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGSTOP])
 def test_the_server_is_gone(record, mode, number):
     with Served(mode, number=2) as served:
@@ -161,8 +160,8 @@ def test_the_server_is_gone(record, mode, number):
         since = time.monotonic()
         served.server.process.send_signal(number)
         fault = f"{number.name} to the server, {mode}"
-        named = f"does not reach the server ({served.address})"
-        expect_to_end(served, [0, 1], named, since, 20 + MARGIN, record, fault)
+        expected = f"does not reach the server ({served.address})"
+        expect_to_end(served, [0, 1], expected, since, 20 + MARGIN, record, fault)
 
 
 @pytest.mark.faults
@@ -173,14 +172,14 @@ def test_one_of_two_servers_is_gone(record, mode):
         since = time.monotonic()
         served.server.process.send_signal(signal.SIGKILL)
         fault = f"SIGKILL to one of two servers, {mode}"
-        named = f"does not reach the server ({served.address})"
-        expect_to_end(served, [0, 1], named, since, 20 + MARGIN, record, fault)
+        expected = f"does not reach the server ({served.address})"
+        expect_to_end(served, [0, 1], expected, since, 20 + MARGIN, record, fault)
         (other,) = served.other_servers
         if mode == "sync":  # all have ended
             assert other.wait(MARGIN) == 0, other.output()
             return
-        assert other.process.poll() is None  # waits for others to come
-        # Nobody comes: it ends after the limit for a start, with what it has.
+        assert other.process.poll() is None  # waits for workers to join
+        # None does: it ends after the start timeout.
         assert other.wait(90 + MARGIN) == 0, other.output()
 
 
@@ -191,20 +190,20 @@ def test_a_worker_of_two_servers_is_killed_and_another_process_joins():
         served.workers[2].process.send_signal(signal.SIGKILL)
         for server in [*served.other_servers, served.server]:
             server.wait_for("worker 2 has not responded", 6 + MARGIN)
-        expect_going_on(served.workers[:2])
-        joined = served.begin(2)
+        expect_progress(served.workers[:2])
+        joined = served.start_worker(2)
         joined.wait_for("step 5 ", 90)
-        expect_going_on([*served.workers[:2], joined])
+        expect_progress([*served.workers[:2], joined])
 
 
 @pytest.mark.faults
-def test_the_last_worker_is_killed_and_another_process_goes_on():
+def test_the_last_worker_is_killed_and_another_process_continues():
     with Served("async", number=1, steps=40) as served:
         served.wait_for_steps()
         served.workers[0].process.send_signal(signal.SIGKILL)
         _, clock = count(served.workers[0])
         served.server.wait_for("worker 0 has not responded", 6 + MARGIN)
-        joined = served.begin(0)
+        joined = served.start_worker(0)
         assert joined.wait(120) == 0, joined.output()
         assert count(joined)[1] >= clock + 40
         assert served.server.wait(MARGIN) == 0
@@ -212,7 +211,7 @@ def test_the_last_worker_is_killed_and_another_process_goes_on():
 
 @pytest.mark.faults
 def test_strangers_do_no_harm():
-    """In the slots of workers that wait for each other, at the same time."""
+    """They send messages in the slots of workers that wait for each other."""
     with Served("sync", number=2, steps=300) as served:
         served.wait_for_steps()
         client = rpc.Client(served.address, "stranger", 5.0)
@@ -222,17 +221,17 @@ def test_strangers_do_no_harm():
             assert worker.wait(120) == 0, worker.output()
         assert served.server.wait(MARGIN) == 0
         assert served.server.time_of("300 updates") is not None
-        refused = [t for _, t in served.server.lines if "in the name of worker" in t]
-        assert len(refused) == 60
+        rejections = [t for _, t in served.server.lines if "in the name of worker" in t]
+        assert len(rejections) == 60
 
 
 @pytest.mark.faults
-def test_the_server_goes_on_from_its_checkpoint_when_all_are_started_again(tmp_path):
+def test_the_server_resumes_its_checkpoint_after_a_restart(tmp_path):
     command = [sys.executable, "-m", "tf_dgc", "run", "--servers", "1", "--workers"]
     command += ["2", "--output", "all", "--max-restarts", "1"]
     command += [str(SCRIPT), "async", "none", "300"]
-    kept = {"TF_DGC_SERVER_DIR": str(tmp_path), "TF_DGC_SERVER_SECONDS": "0.5"}
-    launcher = Worker(command, {**os.environ, **QUICK, **kept})
+    settings = {"TF_DGC_SERVER_DIR": str(tmp_path), "TF_DGC_SERVER_SECONDS": "0.5"}
+    launcher = Worker(command, {**os.environ, **QUICK, **settings})
     try:
         launcher.wait_for("step 100 ", 150)
         (server,) = [
@@ -246,18 +245,18 @@ def test_the_server_goes_on_from_its_checkpoint_when_all_are_started_again(tmp_p
     finally:
         worker_processes.end_processes([launcher.process])
     text = launcher.output(10_000)
-    begun = int(re.findall(r"server.npz, at update (\d+)", text)[0])
+    resume_update = int(re.findall(r"server.npz, at update (\d+)", text)[0])
     updates = int(re.findall(r"(\d+) updates; ", text)[-1])
-    assert begun > 0
-    assert updates == begun + 2 * 300
+    assert resume_update > 0
+    assert updates == resume_update + 2 * 300
     assert not list(tmp_path.iterdir())
 
 
 @pytest.mark.slow
-def test_a_killed_worker_ends_nobody_else():
-    """One of these tests in `.ci/run`."""
+def test_a_killed_worker_ends_no_other():
+    """The one of these tests that `.ci/run` runs."""
     with Served("backup") as served:
         served.wait_for_steps()
         served.workers[2].process.send_signal(signal.SIGKILL)
         served.server.wait_for("worker 2 has not responded", 6 + MARGIN)
-        expect_going_on(served.workers[:2])
+        expect_progress(served.workers[:2])

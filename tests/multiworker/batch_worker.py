@@ -1,4 +1,4 @@
-"""Which batches Keras's loops draw from data of every kind.
+"""Counts the batches that Keras's loops draw from each kind of data.
 
     python batch_worker.py SCENARIO DIRECTORY SOURCE...
 
@@ -16,19 +16,20 @@ import tensorflow as tf
 
 import tf_dgc
 
-NUMBER, ROWS = 8, 4  # of batches; of examples of each
-POWERS = 2.0 ** np.arange(NUMBER)
+NUM_BATCHES = 8
+BATCH_SIZE = 4
+POWERS = 2.0 ** np.arange(NUM_BATCHES)
 
 
 def batch(i):
-    """Return a batch of which every example says that it is in batch `i`."""
-    x = np.zeros((ROWS, NUMBER), "float32")
+    """Return a batch whose examples are one-hot vectors of the batch's number."""
+    x = np.zeros((BATCH_SIZE, NUM_BATCHES), "float32")
     x[:, i] = 1.0
-    return x, np.zeros((ROWS, 1), "float32")
+    return x, np.zeros((BATCH_SIZE, 1), "float32")
 
 
 def generator():
-    yield from map(batch, range(NUMBER))
+    yield from map(batch, range(NUM_BATCHES))
 
 
 def endless():
@@ -38,21 +39,21 @@ def endless():
 
 class Batches(keras.utils.PyDataset):
     def __len__(self):
-        return NUMBER
+        return NUM_BATCHES
 
     def __getitem__(self, i):
         return batch(i)
 
 
-def of_a_function():
+def make_function_dataset():
     spec = (
-        tf.TensorSpec((None, NUMBER), tf.float32),
+        tf.TensorSpec((None, NUM_BATCHES), tf.float32),
         tf.TensorSpec((None, 1), tf.float32),
     )
     return tf.data.Dataset.from_generator(generator, output_signature=spec)
 
 
-def of_an_iterator():
+def make_iterator_dataset():
     """Return a data set of unknown shapes that can be read once."""
     once = generator()
     spec = tf.TensorSpec(None, tf.float32)
@@ -68,23 +69,26 @@ def arrays():
     return tuple(map(np.concatenate, zip(*generator(), strict=True)))
 
 
-# What is passed to a loop, made anew for each.
+# Functions that create a loop's arguments.
 SOURCES = {
     "generator": lambda: {"x": generator()},
     "PyDataset": lambda: {"x": Batches()},
     "PyDataset of 2 workers": lambda: {"x": Batches(workers=2)},
-    "from_generator": lambda: {"x": of_a_function()},
-    "from_generator once": lambda: {"x": of_an_iterator()},
-    "arrays": lambda: {**dict(zip("xy", arrays(), strict=True)), "batch_size": ROWS},
+    "from_generator": lambda: {"x": make_function_dataset()},
+    "from_generator once": lambda: {"x": make_iterator_dataset()},
+    "arrays": lambda: {
+        **dict(zip("xy", arrays(), strict=True)),
+        "batch_size": BATCH_SIZE,
+    },
 }
 
 
 class Order(keras.callbacks.Callback):
-    """Records which batch each step of `fit` was given, by the weight that moved."""
+    """Records the number of each step's batch, by the weight that changed."""
 
     def on_train_begin(self, logs=None):
         self.steps = []
-        self.before = np.zeros(NUMBER)
+        self.before = np.zeros(NUM_BATCHES)
 
     def on_train_batch_end(self, batch, logs=None):
         weights = self.model.get_weights()[0][:, 0]
@@ -93,21 +97,21 @@ class Order(keras.callbacks.Callback):
 
 
 class Counter:
-    """Models, not built yet, that tell which batches they were given.
+    """Counts batches with models whose weights or predictions identify them.
 
     Args:
-        strategy: strategy in whose scope they are made; None for plain Keras.
+        strategy: strategy in whose scope models are created; None for plain Keras.
     """
 
     def __init__(self, strategy):
         self._scope = strategy.scope if strategy else tf.init_scope
         self._optimizer = tf_dgc.DGCOptimizer if strategy else lambda inner, _: inner
 
-    def make(self, initial, rate, **settings):
+    def make_model(self, initial, rate, **settings):
         with self._scope():
             layer = keras.layers.Dense(1, use_bias=False, kernel_initializer=initial)
             model = keras.Sequential([layer])
-            # A batch moves its own weight by the rate.
+            # Batch `i` changes weight `i` by the rate.
             model.compile(
                 self._optimizer(keras.optimizers.SGD(rate), 0.0),
                 lambda _, predictions: -predictions,
@@ -115,34 +119,37 @@ class Counter:
             )
         return model
 
-    def trained(self, model, **arguments):
+    def count_in_fit(self, model, **arguments):
         """Return how often `fit` draws each batch."""
-        before = model.get_weights()[0][:, 0] if model.built else np.zeros(NUMBER)
+        before = model.get_weights()[0][:, 0] if model.built else np.zeros(NUM_BATCHES)
         model.fit(**arguments, verbose=0, shuffle=False)
         return (model.get_weights()[0][:, 0] - before).tolist()
 
-    def find(self, sources):
-        """Return what every loop draws, by its name and its data."""
-        found = {}
+    def count(self, sources):
+        """Return the batches that every loop draws, by names of loop and source."""
+        counts = {}
         for name in sources:
-            data, order = SOURCES[name], Order()
-            model = self.make("zeros", 1.0)
-            found["fit", name] = self.trained(model, callbacks=[order], **data())
-            found["order", name] = order.steps
-            found["fit again", name] = self.trained(model, **data())
+            data = SOURCES[name]
+            order = Order()
+            model = self.make_model("zeros", 1.0)
+            counts["fit", name] = self.count_in_fit(model, callbacks=[order], **data())
+            counts["order", name] = order.steps
+            counts["fit again", name] = self.count_in_fit(model, **data())
             if "gen" in name:
-                found["steps per execution", name] = self.trained(
-                    self.make("zeros", 1.0, steps_per_execution=2), **data()
+                counts["steps per execution", name] = self.count_in_fit(
+                    self.make_model("zeros", 1.0, steps_per_execution=2), **data()
                 )
-            found["evaluate", name] = -self.with_powers().evaluate(**data(), verbose=0)
+            counts["evaluate", name] = -self.with_powers().evaluate(**data(), verbose=0)
             data = data()
             data.pop("y", None)
-            found["predict", name] = self.with_powers().predict(**data, verbose=0)
-        return {"/".join(key): np.ravel(value).tolist() for key, value in found.items()}
+            counts["predict", name] = self.with_powers().predict(**data, verbose=0)
+        return {
+            "/".join(key): np.ravel(value).tolist() for key, value in counts.items()
+        }
 
-    def find_more(self):
-        """Return what several epochs, validation and several `fit`s draw."""
-        found = {}
+    def count_in_validation_and_epochs(self):
+        """Return the batches of validation, several epochs and several `fit`s."""
+        counts = {}
         for name in ("PyDataset of 2 workers", "arrays"):
             valid = SOURCES[name]()
             pair = valid["x"], valid.get("y")
@@ -153,15 +160,15 @@ class Counter:
                 shuffle=False,
                 verbose=0,
             )
-            found[f"validation by {name}"] = -history.history["val_loss"][0]
-        model = self.make("zeros", 1.0)
-        parts = {"steps_per_epoch": 2, "epochs": NUMBER // 2}
-        found["parts"] = self.trained(model, x=generator(), **parts)
-        found["3 epochs"] = self.trained(model, x=Batches(workers=2), epochs=3)
+            counts[f"validation by {name}"] = -history.history["val_loss"][0]
+        model = self.make_model("zeros", 1.0)
+        parts = {"steps_per_epoch": 2, "epochs": NUM_BATCHES // 2}
+        counts["parts"] = self.count_in_fit(model, x=generator(), **parts)
+        counts["3 epochs"] = self.count_in_fit(model, x=Batches(workers=2), epochs=3)
         shared = endless()
-        counts = [self.trained(model, x=shared, steps_per_epoch=8) for _ in range(3)]
-        found["steps of one generator"] = sum(map(sum, counts))
-        return found
+        fits = [self.count_in_fit(model, x=shared, steps_per_epoch=8) for _ in range(3)]
+        counts["steps of one generator"] = sum(map(sum, fits))
+        return counts
 
     def with_powers(self):
         """Return a model whose prediction of a batch is 2 to the batch's number."""
@@ -169,45 +176,45 @@ class Counter:
         def powers(shape, dtype=None):
             return tf.constant(POWERS[:, np.newaxis], dtype)
 
-        return self.make(powers, 0.0)
+        return self.make_model(powers, 0.0)
 
 
 def expected(sources):
-    """Return what `Counter.find` does where every batch is drawn once."""
-    once = [1.0] * NUMBER
-    found = {}
+    """Return the result of `Counter.count` if every batch is drawn once."""
+    once = [1.0] * NUM_BATCHES
+    counts = {}
     for name in sources:
-        found[f"fit/{name}"] = found[f"fit again/{name}"] = once
-        found[f"order/{name}"] = list(map(float, range(NUMBER)))
+        counts[f"fit/{name}"] = counts[f"fit again/{name}"] = once
+        counts[f"order/{name}"] = list(map(float, range(NUM_BATCHES)))
         if "gen" in name:
-            found[f"steps per execution/{name}"] = once
-        found[f"evaluate/{name}"] = [float(POWERS.mean())]
-        found[f"predict/{name}"] = np.repeat(POWERS, ROWS).tolist()
-    return found
+            counts[f"steps per execution/{name}"] = once
+        counts[f"evaluate/{name}"] = [float(POWERS.mean())]
+        counts[f"predict/{name}"] = np.repeat(POWERS, BATCH_SIZE).tolist()
+    return counts
 
 
-EXPECTED_MORE = {
+EXPECTED_IN_VALIDATION_AND_EPOCHS = {
     "validation by PyDataset of 2 workers": float(POWERS.mean()),
     "validation by arrays": float(POWERS.mean()),
-    "parts": [1.0] * NUMBER,
-    "3 epochs": [3.0] * NUMBER,
+    "parts": [1.0] * NUM_BATCHES,
+    "3 epochs": [3.0] * NUM_BATCHES,
     "steps of one generator": 24.0,
 }
 
 
-def scenario_find(strategy):
-    return Counter(strategy).find(sys.argv[3:])
+def scenario_count(strategy):
+    return Counter(strategy).count(sys.argv[3:])
 
 
-def scenario_find_more(strategy):
-    return Counter(strategy).find_more()
+def scenario_count_in_validation_and_epochs(strategy):
+    return Counter(strategy).count_in_validation_and_epochs()
 
 
 def scenario_stress(strategy):
-    """Many short `fit`s on generators; returns the counts of the last one."""
+    """Run many short `fit`s on generators; return their distinct counts."""
     counter = Counter(strategy)
-    model = counter.make("zeros", 1.0)
-    counts = [counter.trained(model, x=generator()) for _ in range(200)]
+    model = counter.make_model("zeros", 1.0)
+    counts = [counter.count_in_fit(model, x=generator()) for _ in range(200)]
     return {"counts": np.unique(counts).tolist()}
 
 

@@ -1,4 +1,4 @@
-"""What the workers of test_loops.py do; started once per worker.
+"""Program of the workers of test_loops.py, started once per worker.
 
     python loop_worker.py SCENARIO DIRECTORY
 
@@ -28,7 +28,7 @@ QUIET = {"verbose": 0, "shuffle": False}
 
 
 class Tensors(keras.Model):
-    """Logs plain tensors: one of the batch's examples each, and a scalar."""
+    """Logs plain tensors: one value per example of the batch, and scalars."""
 
     def __init__(self):
         super().__init__()
@@ -65,23 +65,23 @@ def make_model(optimizer=None, layers=(), **settings):
     return model
 
 
-def started():
+def count_started_collectives():
     return cross_device.cross_device_ops(STRATEGY).count()[None][0]
 
 
 class Counts(keras.callbacks.Callback):
-    """Records how many collectives were started until each batch's end."""
+    """Records the number of collectives started up to the end of each batch."""
 
     def __init__(self):
         super().__init__()
         self.seen = []
 
     def on_train_batch_end(self, batch, logs=None):
-        self.seen.append(started())
+        self.seen.append(count_started_collectives())
         self.logs = logs
 
     def per_step(self):
-        """Return them for each but the first step of an epoch."""
+        """Return the numbers of collectives per step, without an epoch's first step."""
         counts = np.diff(self.seen) / self.model.steps_per_execution
         return sorted(set(counts.tolist()))
 
@@ -98,7 +98,7 @@ class StopAt(keras.callbacks.Callback):
 
 
 class StopAfter(keras.callbacks.Callback):
-    """Stops behind an epoch, on one worker; also as a hook of validation."""
+    """Stops after the second call of a hook, on one worker."""
 
     def __init__(self, rank, hook):
         super().__init__()
@@ -111,14 +111,14 @@ class StopAfter(keras.callbacks.Callback):
             self.model.stop_training = True
 
 
-def data_set(examples=70):
+def make_dataset(examples=70):
     return tf.data.Dataset.from_tensor_slices((X[:examples], Y[:examples])).batch(16)
 
 
-def of_generator(lengths):
+def make_generator_dataset(lengths):
     def batches():
         for i, length in enumerate(lengths):
-            # TensorFlow would write to what it is given.
+            # TensorFlow would write to the arrays that it gets.
             yield X[16 * i :][:length].copy(), Y[16 * i :][:length].copy()
 
     spec = tf.TensorSpec([None, 5]), tf.TensorSpec([None, 1])
@@ -134,45 +134,47 @@ class Batches(keras.utils.PyDataset):
 
 
 def scenario_meetings(directory):
-    """How often a step of `fit` meets the others, and what is logged."""
-    found = {"per_step": {}, "history": {}}
+    """Collectives per step of `fit`, and the logs."""
+    result = {"per_step": {}, "history": {}}
     arrays = {"x": X, "y": Y, "batch_size": 16}
     eager = make_model(run_eagerly=True)
     several = make_model(steps_per_execution=2)
     model = make_model()
     for name, trained, arguments in [
         ("eager", eager, arrays),
-        ("executions of 64", several, {"x": data_set(64)}),
+        ("executions of 64", several, {"x": make_dataset(64)}),
         ("arrays", model, {**arrays, "class_weight": {0: 1.0}}),
-        ("data set", model, {"x": data_set(), "steps_per_epoch": 5}),
+        ("data set", model, {"x": make_dataset(), "steps_per_epoch": 5}),
         ("py_dataset", model, {"x": Batches()}),
-        ("repeated 64", model, {"x": data_set(64).repeat(), "steps_per_epoch": 4}),
-        ("unknown", model, {"x": of_generator([16, 16, 16, 16, 6])}),
+        ("repeated 64", model, {"x": make_dataset(64).repeat(), "steps_per_epoch": 4}),
+        ("unknown", model, {"x": make_generator_dataset([16, 16, 16, 16, 6])}),
     ]:
         counts = Counts()
         history = trained.fit(**arguments, callbacks=[counts], **QUIET).history
-        found["per_step"][name] = counts.per_step()
-        found["history"][name] = [history["loss"][0], history["mae"][0]]
-    found["evaluate"] = model.evaluate(X, Y, batch_size=16, verbose=0)
-    # The same functions, with data of another kind
-    found["evaluate unknown"] = model.evaluate(of_generator([16] * 4 + [6]), verbose=0)
-    found["last step"] = float(counts.logs["loss"])
-    found["expected"] = errors_of(model, X, Y)
-    found["expected of 64"] = errors_of(model, X[:64], Y[:64])
-    found["on batches after"] = on_batches(model)
-    found["on batches before"] = on_batches(make_model())
-    both = [errors_of(model, X[:16] * scale, Y[:16]) for scale in (1, 2)]
-    found["expected on batches"] = 2 * [np.mean(both, axis=0).tolist()]
-    return found
+        result["per_step"][name] = counts.per_step()
+        result["history"][name] = [history["loss"][0], history["mae"][0]]
+    result["evaluate"] = model.evaluate(X, Y, batch_size=16, verbose=0)
+    # The same functions, with another kind of data
+    result["evaluate unknown"] = model.evaluate(
+        make_generator_dataset([16] * 4 + [6]), verbose=0
+    )
+    result["last step"] = float(counts.logs["loss"])
+    result["expected"] = mean_errors(model, X, Y)
+    result["expected of 64"] = mean_errors(model, X[:64], Y[:64])
+    result["on batches after"] = on_batches(model)
+    result["on batches before"] = on_batches(make_model())
+    errors = [mean_errors(model, X[:16] * scale, Y[:16]) for scale in (1, 2)]
+    result["expected on batches"] = 2 * [np.mean(errors, axis=0).tolist()]
+    return result
 
 
 def scenario_alone(directory):
-    """What local steps meet the others for, and what is said of it."""
-    found = {}
+    """Collectives per step of local steps, and warnings about them."""
+    result = {}
     for name, arguments in [
-        ("known", {"x": data_set()}),
-        ("repeated", {"x": data_set(64).repeat(), "steps_per_epoch": 5}),
-        ("unknown", {"x": of_generator([16, 16, 16, 16, 6])}),
+        ("known", {"x": make_dataset()}),
+        ("repeated", {"x": make_dataset(64).repeat(), "steps_per_epoch": 5}),
+        ("unknown", {"x": make_generator_dataset([16, 16, 16, 16, 6])}),
     ]:
         with STRATEGY.scope():
             optimizer = tf_dgc.local_sgd(SGD(0.1), 100)
@@ -182,44 +184,46 @@ def scenario_alone(directory):
             warnings.simplefilter("always")
             model.fit(**arguments, callbacks=[counts], **QUIET)
         messages = [str(w.message) for w in caught]  # Keras's are among them
-        said = [m for m in messages if m.startswith("In every step")]
-        found[name] = {"per_step": counts.per_step(), "said": said}
-    return found
+        messages = [m for m in messages if m.startswith("In every step")]
+        result[name] = {"per_step": counts.per_step(), "said": messages}
+    return result
 
 
 def on_batches(model):
-    """Train and test on batches of which every worker has another one."""
+    """Train and test on one batch that differs between the workers."""
     functions = model.train_on_batch, model.test_on_batch
     return [f(X[:16] * (1 + RANK), Y[:16]) for f in functions]
 
 
-def errors_of(model, x, y):
+def mean_errors(model, x, y):
+    """Return mean squared and mean absolute error."""
     error = x @ model.get_weights()[0] + model.get_weights()[1] - y
     return [float(np.mean(error**2)), float(np.mean(np.abs(error)))]
 
 
 def scenario_tensors(directory):
-    """Logs that are no metrics: of the last step, over all workers."""
+    """Logs that are no metrics: those of the last step, over all workers."""
     with STRATEGY.scope():
         model = Tensors()
         model.compile(SGD(0.0))
         model.build((None, 5))
-    found = {}
+    result = {}
     for name, examples in [("uneven", 70), ("even", 64)]:
         history = model.fit(X[:examples], Y[:examples], batch_size=16, **QUIET).history
-        found[name] = {key: values[0] for key, values in history.items()}
-    last = {"uneven": slice(64, 70), "even": slice(48, 64)}
-    for name, chosen in last.items():
-        errors = np.square(X[chosen].sum(axis=1, keepdims=True) - Y[chosen])
-        found[f"expected {name}"] = [float(errors.mean()), float(errors.sum() / 2)]
-    return found
+        result[name] = {key: values[0] for key, values in history.items()}
+    last_batches = {"uneven": slice(64, 70), "even": slice(48, 64)}
+    for name, batch in last_batches.items():
+        errors = np.square(X[batch].sum(axis=1, keepdims=True) - Y[batch])
+        result[f"expected {name}"] = [float(errors.mean()), float(errors.sum() / 2)]
+    return result
 
 
 def scenario_stops(directory):
-    """Callbacks that want to stop within an epoch: all, one, for a NaN, at its end."""
-    found, model = {}, make_model()
+    """Callbacks that stop training within an epoch, on all or some workers."""
+    result = {}
+    model = make_model()
     nan = Y.copy()
-    nan[3] = np.nan  # of the first worker's half of the first batch
+    nan[3] = np.nan  # in the first worker's half of the first batch
     for name, callback, targets in [
         ("all", StopAt(3), Y),
         ("one", StopAt(3, [1]), Y),
@@ -238,28 +242,28 @@ def scenario_stops(directory):
             data = {"x": repeated.batch(16), "steps_per_epoch": 1000}
         history = model.fit(**data, callbacks=[counts, callback], **QUIET).history
         weights = [float(np.abs(w).sum()) for w in model.get_weights()]
-        found[name] = {
+        result[name] = {
             "steps": len(counts.seen),
             "epochs": len(history["loss"]),
             "weights": weights,
         }
-    return found
+    return result
 
 
 def scenario_statistics(directory):
-    """Moving statistics: after an epoch, when saved, and in a loop of one's own."""
+    """Moving statistics: after an epoch, when saved, and in a custom loop."""
     layers = [keras.layers.BatchNormalization, lambda: keras.layers.Dropout(0.5)]
     model = make_model(layers=layers)
     normalization = model.layers[0]
-    x = X + 10.0 * RANK  # every worker has data of its own
+    x = X + 10.0 * RANK  # every worker has different data
     options = tf.data.Options()
     options.experimental_distribute.auto_shard_policy = (
         tf.data.experimental.AutoShardPolicy.OFF
     )
     data = tf.data.Dataset.from_tensor_slices((x, Y)).batch(16).with_options(options)
 
-    class Local(keras.callbacks.Callback):
-        """Records them before they are averaged, and when callbacks may save."""
+    class Recorder(keras.callbacks.Callback):
+        """Records statistics before they are averaged, and when callbacks may save."""
 
         def __init__(self):
             super().__init__()
@@ -278,22 +282,27 @@ def scenario_statistics(directory):
         variables = normalization.moving_mean, normalization.moving_variance
         return [v.numpy().tolist() for v in variables]
 
-    callback = Local()
+    callback = Recorder()
     model.fit(data, validation_data=data, callbacks=[callback], verbose=0)
-    found = {"local": callback.local, "averaged": callback.averaged}
-    found["validated"], found["after"] = callback.validated, statistics()
+    result = {
+        "local": callback.local,
+        "averaged": callback.averaged,
+        "validated": callback.validated,
+        "after": statistics(),
+    }
 
     normalization.moving_mean.assign(tf.fill([5], float(RANK)))
-    before = started()
+    before = count_started_collectives()
     tf_dgc.average_statistics(model)
-    found["own loop"], found["collectives"] = statistics()[0], started() - before
+    result["own loop"] = statistics()[0]
+    result["collectives"] = count_started_collectives() - before
     normalization.moving_mean.assign(tf.fill([5], float(RANK)))
     tf_dgc.saving.save_weights(model, directory / "own.weights.h5")
-    found["saved"] = statistics()[0]
+    result["saved"] = statistics()[0]
     normalization.moving_mean.assign(tf.fill([5], float(RANK)))
     model.evaluate(data, verbose=0)
-    found["before evaluation"] = statistics()[0]
-    return found
+    result["before evaluation"] = statistics()[0]
+    return result
 
 
 def scenario_unequal(directory):
@@ -303,37 +312,38 @@ def scenario_unequal(directory):
     options.experimental_distribute.auto_shard_policy = (
         tf.data.experimental.AutoShardPolicy.OFF
     )
-    model, counts = make_model(), Counts()
-    data = data_set(lengths[RANK]).with_options(options)
-    untold = data.filter(lambda *_: True)
-    found = {}
+    model = make_model()
+    counts = Counts()
+    data = make_dataset(lengths[RANK]).with_options(options)
+    unsized = data.filter(lambda *_: True)
+    result = {}
     for name, loop, arguments in [
         ("fit", model.fit, {"x": data}),
         ("evaluate", model.evaluate, {"x": data}),
         ("epochs", model.fit, {"x": data, "steps_per_epoch": 3, "epochs": 2}),
         ("by steps", model.evaluate, {"x": data, "steps": 4}),
-        ("one told", model.fit, {"x": [data, untold][RANK]}),
-        ("validation", model.fit, {"x": untold, "validation_data": data}),
+        ("one told", model.fit, {"x": [data, unsized][RANK]}),
+        ("validation", model.fit, {"x": unsized, "validation_data": data}),
     ]:
         try:
             loop(**arguments, verbose=0)
         except ValueError as error:
-            found[name] = str(error)
+            result[name] = str(error)
     limited = {"steps_per_epoch": 1, "epochs": 4, "initial_epoch": 1}
-    found["limited"] = model.fit(data, **limited, **QUIET).history["loss"]
-    history = model.fit(untold, callbacks=[counts], **QUIET).history
+    result["limited"] = model.fit(data, **limited, **QUIET).history["loss"]
+    history = model.fit(unsized, callbacks=[counts], **QUIET).history
     x, y = (np.concatenate([a[:n] for n in lengths]) for a in (X, Y))
     return {
-        **found,
+        **result,
         "steps": len(counts.seen),
         "per_step": counts.per_step(),
         "logs": [history["loss"][0], history["mae"][0]],
-        "expected": errors_of(model, x, y),
+        "expected": mean_errors(model, x, y),
     }
 
 
 class Recording(keras.layers.Layer):
-    """Records what it gets in training; for eager steps."""
+    """Records its inputs in eager training steps."""
 
     def __init__(self):
         super().__init__()
@@ -346,18 +356,18 @@ class Recording(keras.layers.Layer):
 
 
 def scenario_empty_shares(directory):
-    """Moving statistics where a worker has no example of a batch."""
+    """Moving statistics when a worker has no example of a batch."""
     options = tf.data.Options()
     options.experimental_distribute.auto_shard_policy = (
         tf.data.experimental.AutoShardPolicy.OFF
     )
-    own = data_set([33, 17][RANK]).with_options(options).filter(lambda *_: True)
-    found = {}
+    dataset = make_dataset([33, 17][RANK]).with_options(options).filter(lambda *_: True)
+    result = {}
     for name, data in [
         ("arrays", {"x": X[:33], "y": Y[:33], "batch_size": 16}),
-        ("unequal", {"x": own}),
+        ("unequal", {"x": dataset}),
     ]:
-        found[name] = {}
+        result[name] = {}
         for key in ("eager", "traced"):
             layers = [Recording, lambda: keras.layers.BatchNormalization(momentum=0.5)]
             model = make_model(layers=layers, run_eagerly=key == "eager")
@@ -365,15 +375,15 @@ def scenario_empty_shares(directory):
             history = model.fit(**data, **validation, **QUIET).history
             normalization = model.layers[1]
             variables = normalization.moving_mean, normalization.moving_variance
-            found[name][key] = [v.numpy().tolist() for v in variables]
+            result[name][key] = [v.numpy().tolist() for v in variables]
             if key == "eager":
-                found[name]["shares"] = model.layers[0].shares
-        found[name]["val_loss"] = history["val_loss"][0]
-    return found
+                result[name]["shares"] = model.layers[0].shares
+        result[name]["val_loss"] = history["val_loss"][0]
+    return result
 
 
 def scenario_again(directory):
-    """The strategy, asked for again, with and without other options."""
+    """A second call of `multi_worker_strategy`, with and without other options."""
     options = tf.distribute.experimental.CommunicationOptions
     same = [tf_dgc.multi_worker_strategy() is STRATEGY for _ in range(2)]
     try:
@@ -394,7 +404,7 @@ SCENARIOS = [
 
 
 def scenario_all(directory):
-    """All of these, in processes that are started once."""
+    """All scenarios, in one start of the processes."""
     names = [f.__name__.removeprefix("scenario_").replace("_", " ") for f in SCENARIOS]
     return {n: f(directory) for n, f in zip(names, SCENARIOS, strict=True)}
 

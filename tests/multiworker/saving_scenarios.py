@@ -1,4 +1,4 @@
-"""What the workers of test_saving_on_workers.py do; started once per worker.
+"""Program of the workers of test_saving_on_workers.py, started once per worker.
 
 python saving_scenarios.py saving DIRECTORY
 """
@@ -26,7 +26,7 @@ from tf_dgc._internals import save_hooks
 
 
 def save_to_one_path(directory):
-    """All ways to save and restore, with the same arguments on all workers."""
+    """Save and restore by each API, with the same arguments on all workers."""
     model = make_model(dgc)
     x, y = make_data(64)
     data = {"batch_size": 16, "shuffle": False, "verbose": 0}
@@ -39,87 +39,87 @@ def save_to_one_path(directory):
     expected = copies_of_this_worker(model)
     with STRATEGY.scope():
         loaded = keras.models.load_model(directory / "c-2.keras")
-    found = {"keras": copies_of_this_worker(loaded) == expected}
+    result = {"keras": copies_of_this_worker(loaded) == expected}
 
-    def another():
+    def make_built_model():
         other = make_model(dgc)
         with STRATEGY.scope():
             other.optimizer.build(other.trainable_variables)
         return other
 
-    other = another()
+    other = make_built_model()
     other.load_weights(directory / "c-2.weights.h5")
-    found["weights"] = copies_of_this_worker(other) == expected
+    result["weights"] = copies_of_this_worker(other) == expected
 
     checkpoints = directory / "checkpoints"
-    with tf_dgc.saving.checkpoint_directory(STRATEGY, checkpoints) as mine:
+    with tf_dgc.saving.checkpoint_directory(STRATEGY, checkpoints) as path:
         saved = tf.train.Checkpoint(model=model, optimizer=model.optimizer)
-        tf.train.CheckpointManager(saved, mine, 1).save()
-    other = another()
+        tf.train.CheckpointManager(saved, path, 1).save()
+    other = make_built_model()
     target = tf.train.Checkpoint(model=other, optimizer=other.optimizer)
     target.restore(tf.train.latest_checkpoint(checkpoints))
-    found["checkpoint"] = copies_of_this_worker(other) == expected
+    result["checkpoint"] = copies_of_this_worker(other) == expected
 
     try:
         other.save(directory / "shared.keras")  # which `fit` has not seen
     except ValueError as error:
-        found["shared"] = str(error)
+        result["shared"] = str(error)
     try:
         other.load_weights(directory / f"c-{RANK % 2 + 1}.weights.h5")
     except ValueError as error:
-        found["different"] = str(error)
-    return found
+        result["different"] = str(error)
+    return result
 
 
-def be_slow(owner, name):
-    """Let the first worker take its time before it does this."""
+def slow_down(owner, name):
+    """Delay calls of a method on the first worker."""
     stock = getattr(owner, name)
 
-    def slowly(*args, **kwargs):
+    def delayed(*args, **kwargs):
         time.sleep(0.4)
         return stock(*args, **kwargs)
 
     if RANK == 0:
-        setattr(owner, name, slowly)
+        setattr(owner, name, delayed)
 
 
 def save_to_own_paths(directory):
-    """The first worker saves to a path, the others elsewhere; all load from that."""
-    mine = directory if RANK == 0 else directory / f"elsewhere-{RANK}"
-    mine.mkdir(exist_ok=True)
+    """Save to a path per worker; all workers load the first one's files."""
+    own_directory = directory if RANK == 0 else directory / f"elsewhere-{RANK}"
+    own_directory.mkdir(exist_ok=True)
     model = make_model(dgc)
     x, y = make_data(64)
     with STRATEGY.scope():
         model.optimizer.build(model.trainable_variables)
-    be_slow(zipfile.ZipFile, "close")
-    be_slow(h5py.File, "close")
-    be_slow(tf.train.CheckpointManager, "_record_state")
-    model.save(mine / "m.keras")
+    slow_down(zipfile.ZipFile, "close")
+    slow_down(h5py.File, "close")
+    slow_down(tf.train.CheckpointManager, "_record_state")
+    model.save(own_directory / "m.keras")
     with STRATEGY.scope():
         again = keras.models.load_model(directory / "m.keras")
-    keras.saving.save_model(model, mine / "folder", zipped=False)
+    keras.saving.save_model(model, own_directory / "folder", zipped=False)
     keras.models.load_model(directory / "folder")
     try:
         raise ValueError("a reason to save")
     except ValueError:
-        model.save_weights(mine / "m.weights.h5")
+        model.save_weights(own_directory / "m.weights.h5")
     again.load_weights(directory / "m.weights.h5")
     for _ in range(2):
         checkpoint = tf.train.Checkpoint(model=model)
-        tf.train.CheckpointManager(checkpoint, mine, 1).save()
+        tf.train.CheckpointManager(checkpoint, own_directory, 1).save()
         checkpoint.restore(tf.train.latest_checkpoint(directory)).assert_consumed()
     model.fit(x, y, batch_size=16, verbose=0)
-    model.save(mine / "trained.keras")
+    model.save(own_directory / "trained.keras")
     keras.models.load_model(directory / "trained.keras")
-    return fail_to_save(model, mine / "n.keras")
+    return fail_to_save(model, own_directory / "n.keras")
 
 
 def fail_to_save(model, path):
-    def is_full(file):
+    def fail(file):
         raise OSError("the disk of this worker is full")
 
     if RANK == 1:
-        zipfile.ZipFile.close = is_full
+        zipfile.ZipFile.close = fail
     try:
         keras.saving.save_model(model, path)
     except (OSError, RuntimeError) as error:
@@ -129,11 +129,11 @@ def fail_to_save(model, path):
 
 
 class DoesNothing(keras.callbacks.BackupAndRestore):
-    """A backup of the user's own."""
+    """A user-defined backup."""
 
 
 def use_stock_callbacks(directory):
-    """Keras's own callbacks, with the same arguments on all workers."""
+    """Use Keras's own callbacks, with the same arguments on all workers."""
     stock = keras.callbacks
     x, y = make_data(64)
     data = {"batch_size": 16, "shuffle": False, "verbose": 0}
@@ -151,19 +151,19 @@ def use_stock_callbacks(directory):
     model.fit(x, y, epochs=2, callbacks=callbacks(), **data)
     model.save(directory / "m.keras")
     model.save_weights(directory / "saved.weights.h5")
-    by_hand = make_model(dgc)
+    distributed = make_model(dgc)
     batches = tf.data.Dataset.from_tensor_slices((x, y)).batch(16)
     path = directory / "by_hand.weights.h5"
-    by_hand.fit(
+    distributed.fit(
         STRATEGY.experimental_distribute_dataset(batches),
         epochs=2,
         callbacks=[stock.ModelCheckpoint(path, save_weights_only=True)],
         verbose=0,
     )
-    by_hand.save(directory / "by_hand.keras")
+    distributed.save(directory / "by_hand.keras")
     again = make_model(dgc)
     history = again.fit(x, y, epochs=2, callbacks=callbacks(), **data)
-    found = {
+    result = {
         "restored": copies_of_this_worker(again) == copies_of_this_worker(model),
         "epochs": history.epoch,
         "files": sorted(
@@ -173,22 +173,22 @@ def use_stock_callbacks(directory):
     }
     with STRATEGY.scope():
         loaded = keras.models.load_model(directory / "new" / "2" / "m.keras")
-    found["loaded"] = copies_of_this_worker(loaded) == copies_of_this_worker(model)
-    refused = {
+    result["loaded"] = copies_of_this_worker(loaded) == copies_of_this_worker(model)
+    rejected = {
         "derived": [DoesNothing(directory / "backup")],
         "legacy": [stock.ModelCheckpoint(directory / "m.h5")],
         "chief": [stock.BackupAndRestore(directory / "b")] if RANK == 0 else [],
     }
-    for name, given in refused.items():
+    for name, bad_callbacks in rejected.items():
         try:
-            again.fit(x, y, epochs=9, callbacks=given, **data)
+            again.fit(x, y, epochs=9, callbacks=bad_callbacks, **data)
         except ValueError as error:
-            found[name] = str(error)
+            result[name] = str(error)
     try:
         again.save(directory / "m.h5")
     except ValueError as error:
-        found["save"] = str(error)
-    return found
+        result["save"] = str(error)
+    return result
 
 
 WRITTEN = set()
@@ -196,7 +196,7 @@ WRITTEN = set()
 
 @keras.saving.register_keras_serializable("saving_scenarios")
 class Witness(keras.layers.Layer):
-    """Notes what files this worker writes."""
+    """Records the names of the files that this worker writes."""
 
     def build(self, shape):
         self.add_weight()
@@ -211,7 +211,7 @@ class Witness(keras.layers.Layer):
 
 
 def use_a_stock_optimizer(directory):
-    """Without compression: all save to one path, or the chief alone does."""
+    """Without compression, all workers save to one path, or only the chief does."""
     stock = keras.callbacks
     x, y = make_data(64)
     with tf_dgc.prepare(STRATEGY).scope():
@@ -238,18 +238,18 @@ def use_a_stock_optimizer(directory):
         weights("a.weights.h5", save_freq=2),
         backup("backup", delete_checkpoint=False),
     )
-    found = {"epochs": train(backup("backup", delete_checkpoint=False), epochs=3)}
-    found["backups"] = sorted(p.name for p in (directory / "backup").iterdir())
+    result = {"epochs": train(backup("backup", delete_checkpoint=False), epochs=3)}
+    result["backups"] = sorted(p.name for p in (directory / "backup").iterdir())
     model.save(directory / "b.keras")
     model.save_weights(directory / "b.weights.h5")
     if RANK == 0:
         model.save(directory / "chief.keras")
-    one = [weights("chief.weights.h5")] if RANK == 0 else []
-    train(*one, epochs=1)
+    chief_callbacks = [weights("chief.weights.h5")] if RANK == 0 else []
+    train(*chief_callbacks, epochs=1)
     try:
         train(*([backup("some")] if RANK == 0 else []))
     except ValueError as error:
-        found["some"] = str(error)
+        result["some"] = str(error)
     with STRATEGY.scope():
         again = keras.models.load_model(directory / "b.keras")
     again.load_weights(directory / "b.weights.h5")
@@ -257,13 +257,13 @@ def use_a_stock_optimizer(directory):
     for path in directory.glob("*.keras"):
         keras.models.load_model(path)
     keras.models.load_model(directory / "old.h5", compile=False)
-    found["files"] = sorted(p.name for p in directory.glob("*.*"))
-    found["written"] = sorted(WRITTEN)
-    return found
+    result["files"] = sorted(p.name for p in directory.glob("*.*"))
+    result["written"] = sorted(WRITTEN)
+    return result
 
 
 class Stop(Exception):
-    """The end of a run that is to go on."""
+    """Ends a run that a later one resumes."""
 
 
 class StopInTheThirdEpoch(keras.callbacks.Callback):
@@ -273,7 +273,7 @@ class StopInTheThirdEpoch(keras.callbacks.Callback):
 
 
 def back_up_to_own_directories(directory):
-    """Each worker sees its own files only, and then those of the other one."""
+    """Each worker sees its own files, then the other's, then both."""
     x, y = make_data(64)
     data = {"batch_size": 16, "shuffle": False, "verbose": 0}
 
@@ -283,37 +283,37 @@ def back_up_to_own_directories(directory):
         model.fit(x, y, epochs=epochs, callbacks=[backup, *callbacks], **data)
         return copies_of_this_worker(model)
 
-    undisturbed = train(directory / f"elsewhere-{RANK}")
+    uninterrupted = train(directory / f"elsewhere-{RANK}")
     with contextlib.suppress(Stop):
         train(directory / str(RANK), StopInTheThirdEpoch())
-    found = {"files": sorted(p.name for p in (directory / str(RANK)).iterdir())}
+    result = {"files": sorted(p.name for p in (directory / str(RANK)).iterdir())}
     try:
         train(directory / str(1 - RANK))
     except ValueError as error:
-        found["exchanged"] = str(error)
-    found["resumed"] = train(directory / str(RANK)) == undisturbed
+        result["exchanged"] = str(error)
+    result["resumed"] = train(directory / str(RANK)) == uninterrupted
     tf_dgc.multiworker.consensus.wait_for_workers(STRATEGY, "look at the files of both")
     together = directory / "together"
     together.mkdir(exist_ok=True)
     for path in (directory / str(RANK)).iterdir():
         (together / path.name).write_bytes(path.read_bytes())
-    found["together"] = train(together) == undisturbed
-    return found
+    result["together"] = train(together) == uninterrupted
+    return result
 
 
 def scenario_saving(directory):
-    found = {}
-    for part in (
+    result = {}
+    for scenario in (
         save_to_one_path,
         use_stock_callbacks,
         use_a_stock_optimizer,
         back_up_to_own_directories,
         save_to_own_paths,
     ):
-        folder = directory / part.__name__
+        folder = directory / scenario.__name__
         folder.mkdir(exist_ok=True)
-        found[part.__name__] = part(folder)
-    return found
+        result[scenario.__name__] = scenario(folder)
+    return result
 
 
 if __name__ == "__main__":

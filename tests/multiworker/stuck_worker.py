@@ -1,8 +1,8 @@
-"""A worker that gets stuck within a `fit`, if it is the last; of test_stuck_worker.py.
+"""Program of the workers of test_stuck_worker.py: the last one gets stuck in `fit`.
 
     python stuck_worker.py HOW
 
-HOW it does: "locked" holds Python's lock for ever, "asleep" does not.
+With "locked" as HOW it holds Python's lock for ever, with "asleep" it does not.
 """
 
 import ctypes
@@ -23,7 +23,7 @@ class GetStuck(keras.callbacks.Callback):
     def on_train_batch_end(self, batch, logs=None):
         if RANK == 1 and batch == 20:
             print("stuck", flush=True)
-            time.sleep(7.0)  # until it has published that it waits for nobody
+            time.sleep(7.0)  # until it has published that it waits for no worker
             if sys.argv[1] == "locked":
                 ctypes.PyDLL(None).sleep(10_000)
             time.sleep(10_000)

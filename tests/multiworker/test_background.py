@@ -1,4 +1,4 @@
-"""The background: one thing after the other, and what counts as waited for."""
+"""Reductions in the background: their order, and their counts for the watch."""
 
 import gc
 import threading
@@ -26,7 +26,7 @@ def begin(lane, number, value):
         lane.begin(number, [tf.constant(value)])
 
 
-def test_things_are_done_in_order_and_waited_for(strategies):
+def test_reductions_run_in_order_and_are_waited_for(strategies):
     lane, done = BackgroundReduction(strategies[1]), []
     go_on = threading.Event()
 
@@ -43,11 +43,11 @@ def test_things_are_done_in_order_and_waited_for(strategies):
     for number in range(3):
         lane.wait()
         assert done[: number + 1] == [(n, 10 * n) for n in range(number + 1)]
-    lane.wait()  # for nothing
+    lane.wait()  # nothing is pending
     lane.finish()
 
 
-def test_what_is_forgotten_is_not_waited_for(strategies):
+def test_forgotten_reductions_are_not_waited_for(strategies):
     lane = BackgroundReduction(strategies[1])
     begin(lane, 0, 1)
     lane.finish()
@@ -57,7 +57,7 @@ def test_what_is_forgotten_is_not_waited_for(strategies):
     lane.wait()
 
 
-def test_a_thread_ends_with_what_it_is_for(strategies):
+def test_the_thread_ends_with_its_lane(strategies):
     lane = BackgroundReduction(strategies[1])
     begin(lane, 0, 1)
     lane.wait()
@@ -71,31 +71,32 @@ def test_a_thread_ends_with_what_it_is_for(strategies):
     assert not thread.is_alive()
 
 
-def test_it_may_be_counted_while_it_is_made(lane, strategies, monkeypatch):
-    """By the watch's threads, which that would end."""
-    variable, counted = background.tf_collectives.local_variable, []
+def test_counting_works_while_a_lane_is_created(lane, strategies, monkeypatch):
+    """The watch's threads may count at any time; an error would end them."""
+    local_variable = background.tf_collectives.local_variable
+    counts = []
 
-    def asked_meanwhile(*args):
-        counted.append(background.count_background_collectives(strategies[2]))
-        return variable(*args)
+    def count_and_create(*args):
+        counts.append(background.count_background_collectives(strategies[2]))
+        return local_variable(*args)
 
-    monkeypatch.setattr(background.tf_collectives, "local_variable", asked_meanwhile)
+    monkeypatch.setattr(background.tf_collectives, "local_variable", count_and_create)
     monkeypatch.setattr(background.workers, "all_names", lambda _: ["a", "b"])
     another = BackgroundReduction(strategies[2])
-    assert counted
-    assert all((-lane.number, 0, 1) in found for found in counted)
-    assert not any((-another.number, 0, 1) in found for found in counted)
+    assert counts
+    assert all((-lane.number, 0, 1) in groups for groups in counts)
+    assert not any((-another.number, 0, 1) in groups for groups in counts)
     assert (-another.number, 0, 1) in background.count_background_collectives(
         strategies[2]
     )
 
 
-def test_who_is_not_waited_for_counts_as_finished(lane, monkeypatch):
+def test_a_lane_that_is_not_waited_for_counts_as_finished(lane, monkeypatch):
     monkeypatch.setattr(background.workers, "all_names", lambda _: ["a", "b"])
     counts = {None: [3, 2], (0, 1): [5, 5]}
     monkeypatch.setattr(lane.hook, "count", lambda: counts)
     number = -lane.number
-    assert lane.count() == {(number, 0, 1): [8, 8]}  # all are a group of theirs
+    assert lane.count() == {(number, 0, 1): [8, 8]}  # all workers are a group
     lane._met = True
     assert lane.count() == {(number, 0, 1): [8, 7]}
     position = Position({(number, 0, 1): (8, 7)}, False, "here")

@@ -1,4 +1,4 @@
-"""Backups where a disk is full, where workers die, and where files are not theirs."""
+"""Backups with a full disk, with workers that die, and beside the user's files."""
 
 import itertools
 import os
@@ -29,7 +29,7 @@ def alone(strategies):
 
 
 @pytest.mark.parametrize("missing", rows([1, 100, 2000, 10**6], [1]))
-def test_a_full_disk_leaves_the_backup_before(alone, tmp_path, missing):
+def test_a_full_disk_keeps_the_previous_backup(alone, tmp_path, missing):
     back_up(alone, tmp_path)
     before = copies(alone), names(tmp_path)
     largest = max(path.stat().st_size for path in tmp_path.iterdir())
@@ -38,17 +38,17 @@ def test_a_full_disk_leaves_the_backup_before(alone, tmp_path, missing):
         pytest.raises(OSError, match=r"File too large: .*\.unfinished\.\w+\.backup-2"),
     ):
         back_up(alone, tmp_path)
-    # Parts without a manifest count for nothing, and go with the next backup.
+    # Parts without a manifest are ignored, and removed with the next backup.
     assert {*before[1]} == {name for name in names(tmp_path) if "-1." in name}
     restore(alone, tmp_path)
-    for found, other in zip(copies(alone), before[0], strict=True):
-        np.testing.assert_array_equal(found, other)
+    for values, expected in zip(copies(alone), before[0], strict=True):
+        np.testing.assert_array_equal(values, expected)
     back_up(alone, tmp_path)
     assert len(names(tmp_path)) == 3
 
 
 @pytest.mark.slow
-def test_a_full_disk_leaves_the_weights_before(alone, tmp_path):
+def test_a_full_disk_keeps_the_previous_weights(alone, tmp_path):
     path = tmp_path / "model.weights.h5"
     saving.save_weights(alone, path)
     before = path.read_bytes()
@@ -60,7 +60,7 @@ def test_a_full_disk_leaves_the_weights_before(alone, tmp_path):
 
 @pytest.mark.parametrize("size", [0, 500, 3000, 7000, 100_000, 400_000])
 def test_hdf5_on_a_full_disk(tmp_path, size):
-    """At any place: data, or what describes it, when it is written or in the end."""
+    """The disk fills up while data or metadata are written, or on closing."""
     path = tmp_path / "file.h5"
     with (
         disk_of(size),
@@ -75,8 +75,8 @@ def test_hdf5_on_a_full_disk(tmp_path, size):
         assert file["value"][()] == 1
 
 
-def test_errors_of_hdf5_are_told_to_all(alone, tmp_path):
-    """As far as h5py raises one where Keras opens the file; others stay as they are."""
+def test_errors_of_hdf5_are_raised_on_all_workers(alone, tmp_path):
+    """Errors of h5py become an OSError; others are unchanged."""
     strategy = alone.distribute_strategy
     fail = compile("raise RuntimeError('a reason')", "h5py/h5f.pyx", "exec")
     with (
@@ -98,23 +98,23 @@ class Killed(Exception):
     """The end of the process of a worker."""
 
 
-class Meetings:
-    """A barrier where a death ends no meeting to which all have come.
+class Barrier:
+    """A barrier whose `abort` does not affect workers that all others have met.
 
-    One of `threading` that is aborted also ends those who have not woken yet.
+    `threading.Barrier.abort` also interrupts those that have not woken up yet.
     """
 
     def __init__(self, number):
-        self.number, self.came, self.dead = number, 0, False
+        self.number, self.arrived, self.dead = number, 0, False
         self.changed = threading.Condition()
 
     def wait(self):
         with self.changed:
-            self.came += 1
-            last = -(-self.came // self.number) * self.number
+            self.arrived += 1
+            last = -(-self.arrived // self.number) * self.number
             self.changed.notify_all()
-            self.changed.wait_for(lambda: self.came >= last or self.dead, timeout=20)
-            if self.came < last:
+            self.changed.wait_for(lambda: self.arrived >= last or self.dead, timeout=20)
+            if self.arrived < last:
                 raise threading.BrokenBarrierError
 
     def abort(self):
@@ -123,15 +123,12 @@ class Meetings:
             self.changed.notify_all()
 
 
-class Together:
-    """Workers in threads: what `Backups` asks of the others, without a cluster.
-
-    Stands for the modules `consensus` and `workers`.
-    """
+class ThreadWorkers:
+    """Workers in threads: stands for the modules `consensus` and `workers`."""
 
     def __init__(self, number):
         self.number = number
-        self.barrier = Meetings(number)
+        self.barrier = Barrier(number)
         self.notes = {}
 
     def strategy(self, index, model):
@@ -165,15 +162,15 @@ class Together:
         return notes
 
     def run(self, work):
-        """Return what `work(index)` of every worker returns or raises."""
-        found = {}
+        """Return each worker's result of `work(index)`, or the error it raises."""
+        results = {}
 
         def run(index):
             try:
-                found[index] = work(index)
+                results[index] = work(index)
             except Exception as error:
-                found[index] = error
-                if isinstance(error, Killed):  # of whom those who wait are told
+                results[index] = error
+                if isinstance(error, Killed):  # waiting workers notice
                     self.barrier.abort()
 
         threads = [threading.Thread(target=run, args=(i,)) for i in range(self.number)]
@@ -181,14 +178,14 @@ class Together:
             thread.start()
         for thread in threads:
             thread.join()
-        return [found[index] for index in range(self.number)]
+        return [results[index] for index in range(self.number)]
 
 
 @pytest.fixture
 def start(monkeypatch):
-    """Return what starts a number of workers anew."""
+    """Return a function that starts a number of new workers."""
 
-    one_at_a_time = threading.Lock()  # as no two processes share what h5py keeps
+    one_at_a_time = threading.Lock()  # h5py has state that processes do not share
     write_part = BackupFolder._write_part
 
     def write_alone(*args):
@@ -198,10 +195,10 @@ def start(monkeypatch):
     monkeypatch.setattr(BackupFolder, "_write_part", write_alone)
 
     def start(number):
-        together = Together(number)
-        monkeypatch.setattr(backup, "consensus", together)
-        monkeypatch.setattr(backup, "workers", together)
-        return together
+        workers = ThreadWorkers(number)
+        monkeypatch.setattr(backup, "consensus", workers)
+        monkeypatch.setattr(backup, "workers", workers)
+        return workers
 
     monkeypatch.setattr(saving, "is_one_path", lambda *args: False)
     monkeypatch.setattr(saving.consensus, "is_multi_worker", lambda strategy: False)
@@ -209,58 +206,58 @@ def start(monkeypatch):
 
 
 @pytest.fixture(scope="module")
-def two(strategies):
+def models(strategies):
     models = [make_model(strategies[1], seed=seed) for seed in range(2)]
     for model in models:
         fit(model, 1)
     return models
 
 
-def of_each(together, models, directory):
+def open_backups_of(workers, models, directory):
     return [
-        BackupFolder(together.strategy(i, model), directory / f"w{i}")
+        BackupFolder(workers.strategy(i, model), directory / f"w{i}")
         for i, model in enumerate(models)
     ]
 
 
-def write(together, backups, models, epoch):
-    return together.run(
+def write(workers, backups, models, epoch):
+    return workers.run(
         lambda i: backups[i].write(models[i], TrainingPosition(epoch, 0, []), 1)
     )
 
 
-def find(together, backups):
-    return together.run(lambda i: backups[i].find())
+def find(workers, backups):
+    return workers.run(lambda i: backups[i].find())
 
 
-def read(backups, found):
-    """Return the epoch of every worker, and its part's bytes by name."""
-    epochs, kept = [], []
-    for each, generation in zip(backups, found, strict=True):
-        with each.reading(generation) as (_, where, reader):
-            epochs.append(where.epoch)
-            kept.append(reader.take(np.array([0]))[each._worker])
-    return epochs, kept
+def read(backups, generations):
+    """Return each worker's epoch, and the values of its part."""
+    epochs, parts = [], []
+    for folder, generation in zip(backups, generations, strict=True):
+        with folder.reading(generation) as (_, position, reader):
+            epochs.append(position.epoch)
+            parts.append(reader.take(np.array([0]))[folder._worker])
+    return epochs, parts
 
 
 @pytest.mark.parametrize(
-    ("done", "dying"), rows(itertools.product(range(4), range(2)), [(2, 1)])
+    ("num_files", "dying"), rows(itertools.product(range(4), range(2)), [(2, 1)])
 )
 def test_a_death_leads_all_to_the_last_backup_of_all(
-    start, two, tmp_path, monkeypatch, dying, done
+    start, models, tmp_path, monkeypatch, dying, num_files
 ):
-    """One dies before its part, its model's file, its manifest, or what it removes."""
-    together = start(2)
-    backups = of_each(together, two, tmp_path)
-    assert find(together, backups) == [None, None]
-    assert write(together, backups, two, 1) == [None, None]
-    left = [done]
+    """A worker dies before a certain file that it writes, or before a removal."""
+    workers = start(2)
+    backups = open_backups_of(workers, models, tmp_path)
+    assert find(workers, backups) == [None, None]
+    assert write(workers, backups, models, 1) == [None, None]
+    remaining = [num_files]
 
     def replace(source, target, stock=os.replace):
         if pathlib.Path(target).parent.name == f"w{dying}":
-            if not left[0]:
+            if not remaining[0]:
                 raise Killed
-            left[0] -= 1
+            remaining[0] -= 1
         stock(source, target)
 
     def unlink(path, missing_ok=False, stock=pathlib.Path.unlink):
@@ -271,46 +268,47 @@ def test_a_death_leads_all_to_the_last_backup_of_all(
     with monkeypatch.context() as patch:
         patch.setattr(os, "replace", replace)
         patch.setattr(pathlib.Path, "unlink", unlink)
-        assert isinstance(write(together, backups, two, 2)[dying], Killed)
+        assert isinstance(write(workers, backups, models, 2)[dying], Killed)
 
-    together = start(2)
-    backups = of_each(together, two, tmp_path)
-    found = find(together, backups)
-    last = 2 if done == 3 else 1
-    assert [generation.number for generation in found] == [last, last]
-    epochs, kept = read(backups, found)
+    workers = start(2)
+    backups = open_backups_of(workers, models, tmp_path)
+    generations = find(workers, backups)
+    last = 2 if num_files == 3 else 1
+    assert [generation.number for generation in generations] == [last, last]
+    epochs, parts = read(backups, generations)
     assert epochs == [last, last]
-    for model, value in zip(two, kept, strict=True):
-        with_state = [v.gather()[0] for v in model.optimizer.residual]
-        with_state += [v.gather()[0] for v in model.optimizer.velocity]
-        assert any(np.array_equal(value, state) for state in with_state)
-    assert write(together, backups, two, 3) == [None, None]
+    for model, value in zip(models, parts, strict=True):
+        states = [v.gather()[0] for v in model.optimizer.residual]
+        states += [v.gather()[0] for v in model.optimizer.velocity]
+        assert any(np.array_equal(value, state) for state in states)
+    assert write(workers, backups, models, 3) == [None, None]
     one, other = (
         {name.split(".")[0] for name in names(tmp_path / f"w{i}")} for i in range(2)
     )
-    # Where nothing of the second was written, by the other one either, this is it.
+    # If no worker wrote a file of the second backup, the third has its number.
     assert one == other
-    assert one in ([{"backup-3"}] if done else [{"backup-2"}, {"backup-3"}])
+    assert one in ([{"backup-3"}] if num_files else [{"backup-2"}, {"backup-3"}])
 
 
-def test_workers_without_a_backup_are_named(start, two, tmp_path):
-    together = start(2)
-    backups = of_each(together, two, tmp_path)
-    find(together, backups)
-    write(together, backups, two, 1)
+def test_workers_without_a_backup_are_named(start, models, tmp_path):
+    workers = start(2)
+    backups = open_backups_of(workers, models, tmp_path)
+    find(workers, backups)
+    write(workers, backups, models, 1)
     name = backups[0]._name(1)
-    together = start(3)
-    for error in find(together, of_each(together, [*two, two[0]], tmp_path)):
+    workers = start(3)
+    backups = open_backups_of(workers, [*models, models[0]], tmp_path)
+    for error in find(workers, backups):
         assert isinstance(error, ValueError)
         assert f"worker 1 has backup {name!r} in " in str(error)
         assert f"worker 2 has no backup in {str(tmp_path / 'w2')!r}" in str(error)
 
 
-# --- files of the user's own, and of backups before -----------------------------------
+# --- files of the user, and of previous backups ---------------------------------------
 
 
 def test_files_of_the_user_stay(alone, tmp_path):
-    own = {
+    user_files = {
         ".unfinished.backup-1.zip",
         "backup-1.zip",
         "backup-2.part-0.h5.bak",
@@ -319,17 +317,17 @@ def test_files_of_the_user_stay(alone, tmp_path):
         "backup-2024.tar.gz",
         "my-backup-1.part-0.h5",
     }
-    for name in own:
+    for name in user_files:
         (tmp_path / name).write_text("of the user")
     for number in range(1, 5):
         back_up(alone, tmp_path)
-        written = {*names(tmp_path)} - own
+        written = {*names(tmp_path)} - user_files
         assert {name.split(".")[0] for name in written} == {f"backup-{number}"}
-        assert own <= {*names(tmp_path)}
+        assert user_files <= {*names(tmp_path)}
 
 
 @pytest.mark.slow
-def test_a_warning_is_of_newer_backups_alone(alone, tmp_path):
+def test_only_newer_backups_cause_a_warning(alone, tmp_path):
     for _ in range(3):
         back_up(alone, tmp_path, keep=3)
     backups, _ = open_backups(alone, tmp_path)
@@ -342,6 +340,6 @@ def test_a_warning_is_of_newer_backups_alone(alone, tmp_path):
     (tmp_path / "backup-4.part-0.h5").unlink()
     with pytest.warns(UserWarning, match=r"Continuing from backup 3") as caught:
         open_backups(alone, tmp_path)
-    (told,) = {str(warning.message) for warning in caught}
-    assert "backup-4.part-0.h5" in told
-    assert "backup-1" not in told
+    (message,) = {str(warning.message) for warning in caught}
+    assert "backup-4.part-0.h5" in message
+    assert "backup-1" not in message

@@ -1,4 +1,4 @@
-"""Backups of a part per worker: files, faults, and other numbers of workers."""
+"""Backups with a part per worker: files, faults, and other numbers of workers."""
 
 import itertools
 import os
@@ -34,7 +34,7 @@ def make_local():
 
 
 def make_power():
-    """Factors that all have alike, beside a residual of each."""
+    """Return an optimizer with factors shared by all workers and local residuals."""
     return tf_dgc.CompressedOptimizer(
         keras.optimizers.SGD(0.05), "power_sgd", min_compress_size=1
     )
@@ -72,13 +72,13 @@ def copies(model):
 
 
 def assert_same(model, expected):
-    for found, others in zip(copies(model), expected, strict=True):
-        for copy, other in zip(found, others, strict=True):
+    for values, others in zip(copies(model), expected, strict=True):
+        for copy, other in zip(values, others, strict=True):
             np.testing.assert_array_equal(copy, other)
 
 
 def open_backups(model, directory):
-    """Return them, and the last one."""
+    """Return the folder of backups, and the last backup."""
     backups = BackupFolder(model.distribute_strategy, directory)
     return backups, backups.find()
 
@@ -96,11 +96,11 @@ def restore(model, directory):
 
 
 def split(directory):
-    """Let the only part become one of each replica, as of as many processes."""
-    found = backup.find_generations(directory)[0]
-    (generation,) = found.values()
+    """Split the only part into one per replica, as if each were a process."""
+    generations = backup.find_generations(directory)[0]
+    (generation,) = generations.values()
     (worker,) = generation.workers
-    each = []
+    workers = []
     with h5py.File(directory / worker["part"], "r") as file:
         for replica in worker["replicas"]:
             name = backup.part_name(generation.number, 100 + replica)
@@ -110,29 +110,29 @@ def split(directory):
                     values = part.create_dataset(key, data=file[key][[replica]])
                     values.attrs.update(file[key].attrs)
             files = {name: backup.describe_file(directory / name)}
-            each.append(
+            workers.append(
                 {"replicas": [replica], "part": name, "model": None, "files": files}
             )
     model = worker["model"]
-    each[0]["model"] = model
-    each[0]["files"][model] = worker["files"][model]
+    workers[0]["model"] = model
+    workers[0]["files"][model] = worker["files"][model]
     (directory / worker["part"]).unlink()
-    backup.write_manifest(directory, 0, generation._replace(workers=each))
+    backup.write_manifest(directory, 0, generation._replace(workers=workers))
 
 
 def names(directory):
     return sorted(path.name for path in directory.iterdir())
 
 
-OF_THE_FIRST = [
+FIRST_FILES = [
     "backup-1.manifest-0.json",
     "backup-1.model-0.weights.h5",
     "backup-1.part-0.h5",
 ]
-OF_THE_SECOND = [name.replace("-1.", "-2.") for name in OF_THE_FIRST]
+SECOND_FILES = [name.replace("-1.", "-2.") for name in FIRST_FILES]
 
 
-# --- as many workers, and others ------------------------------------------------------
+# --- the same number of workers, and others -------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -145,24 +145,24 @@ OF_THE_SECOND = [name.replace("-1.", "-2.") for name in OF_THE_FIRST]
         pytest.param(make_power, False, marks=pytest.mark.slow),
     ],
 )
-def test_each_worker_goes_on_from_its_own_part(
+def test_each_worker_resumes_from_its_own_part(
     strategies, tmp_path, monkeypatch, make, scaled
 ):
-    """Within a round, weights, inner state and loss scale of each included.
+    """Also within a round; weights, inner state and loss scale of each are restored.
 
-    Nobody is asked for what differs, nor for its sum, which Keras's loss scale saves.
+    No worker collects the others' values or their sum, which Keras's loss scale saves.
     """
     model = make_model(strategies[2], make, scaled=scaled)
     fit(model, 4)
-    if scaled:  # as after an overflow of one
+    if scaled:  # as after an overflow on one worker
         scale = model.optimizer.dynamic_scale.value
         strategies[2].experimental_local_results(scale)[1].assign(8.0)
-    asked = []
+    collected = []
     with monkeypatch.context() as patch:
-        kind = worker_variables.PerWorkerVariable
-        patch.setattr(kind, "_meet", lambda self: asked.append(self.path))
+        variable_class = worker_variables.PerWorkerVariable
+        patch.setattr(variable_class, "_meet", lambda self: collected.append(self.path))
         back_up(model, tmp_path)
-    assert not asked
+    assert not collected
     split(tmp_path)
     again = make_model(strategies[2], make, seed=1, scaled=scaled)
     restore(again, tmp_path)
@@ -182,11 +182,11 @@ def test_another_number_takes_the_total(strategies, tmp_path, number):
     restore(other, tmp_path)
     for old, new in zip(model.get_weights(), other.get_weights(), strict=True):
         np.testing.assert_array_equal(old, new)
-    kept = [[*m.optimizer.residual, *m.optimizer.velocity] for m in (model, other)]
-    for old, new in zip(*kept, strict=True):
+    states = [[*m.optimizer.residual, *m.optimizer.velocity] for m in (model, other)]
+    for old, new in zip(*states, strict=True):
         before, after = (v.gather().sum(axis=0, dtype="float64") for v in (old, new))
         np.testing.assert_allclose(after, before, rtol=1e-6, atol=1e-9)
-    assert any(np.any(v.gather()) for v in kept[0])
+    assert any(np.any(v.gather()) for v in states[0])
     fit(other, 1)
 
 
@@ -211,16 +211,16 @@ def test_another_number_takes_the_mean_of_adams_moments(strategies, tmp_path):
 @pytest.mark.parametrize("dtype", ["float32", "float16", "int64", ml_dtypes.bfloat16])
 @pytest.mark.parametrize("shape", [(), (3, 2), (0, 2)])
 def test_values_of_a_part(tmp_path, dtype, shape):
-    """Of as many workers each reads its own, from its own file alone."""
+    """With an equal number of workers, each reads only its own file."""
     values = np.random.default_rng(0).normal(size=(2, *shape)).astype(dtype)
     for replica in range(2):
         with worker_parts.writing_part(tmp_path / f"{replica}.h5", "name") as writer:
             place = writer.put(values[replica : replica + 1])
     paths = {replica: (tmp_path / f"{replica}.h5", 0) for replica in range(2)}
     with worker_parts.reading_part({1: paths[1]}, [1], 2, 2) as reader:
-        found = reader.take(place)
-    assert found.dtype == values.dtype
-    np.testing.assert_array_equal(found[1], values[1])
+        values_read = reader.take(place)
+    assert values_read.dtype == values.dtype
+    np.testing.assert_array_equal(values_read[1], values[1])
     with worker_parts.reading_part(paths, [0], 1, 2) as reader:
         np.testing.assert_array_equal(reader.take(place), values)
 
@@ -235,13 +235,13 @@ def trained(strategies):
     return model
 
 
-def test_a_backup_replaces_the_one_before(trained, tmp_path):
+def test_a_backup_replaces_the_previous_one(trained, tmp_path):
     model = trained
     back_up(model, tmp_path)
-    assert names(tmp_path) == OF_THE_FIRST
+    assert names(tmp_path) == FIRST_FILES
     (tmp_path / "backup-notes.txt").write_text("not of a backup")
     back_up(model, tmp_path)
-    assert names(tmp_path) == [*OF_THE_SECOND, "backup-notes.txt"]
+    assert names(tmp_path) == [*SECOND_FILES, "backup-notes.txt"]
     back_up(model, tmp_path, keep=2)
     assert {name[:8] for name in names(tmp_path)} == {
         "backup-2",
@@ -254,20 +254,20 @@ class Killed(Exception):
     """The end of the process."""
 
 
-@pytest.mark.parametrize("done", range(4))
-def test_killed_between_any_two_files(trained, tmp_path, monkeypatch, done):
-    """There is always a whole backup: the one before until the manifest is there."""
+@pytest.mark.parametrize("num_files", range(4))
+def test_killed_between_any_two_files(trained, tmp_path, monkeypatch, num_files):
+    """The previous backup remains until the manifest of the next one exists."""
     model = trained
     back_up(model, tmp_path)
     before = copies(model)
     model.optimizer.residual[0].assign(model.optimizer.residual[0].numpy() + 1)
     after = copies(model)
-    left = [done]
+    remaining = [num_files]
 
     def replace(source, target, stock=os.replace):
-        if not left[0]:
+        if not remaining[0]:
             raise Killed
-        left[0] -= 1
+        remaining[0] -= 1
         stock(source, target)
 
     def unlink(path, missing_ok=False):
@@ -279,7 +279,7 @@ def test_killed_between_any_two_files(trained, tmp_path, monkeypatch, done):
         patch.setattr(pathlib.Path, "unlink", unlink)
         back_up(model, tmp_path)
     restore(model, tmp_path)
-    assert_same(model, after if done == 3 else before)
+    assert_same(model, after if num_files == 3 else before)
     back_up(model, tmp_path)
     assert len(names(tmp_path)) == 3
 
@@ -294,48 +294,52 @@ def cut(path):
     path.write_bytes(path.read_bytes()[:-1])
 
 
-def take_another(path):
-    """Put the same file of another run in its place."""
-    other = path.parent / "other" / OF_THE_FIRST[OF_THE_FIRST.index(path.name)]
+def replace_by_another_run(path):
+    """Replace a file by that of another run."""
+    other = path.parent / "other" / FIRST_FILES[FIRST_FILES.index(path.name)]
     path.write_bytes(other.read_bytes())
 
 
 @pytest.fixture(scope="module")
 def backups_of_two_runs(trained, tmp_path_factory):
     directory = tmp_path_factory.mktemp("backups")
-    for each in (directory / "other", directory):
-        back_up(trained, each)
+    for folder in (directory / "other", directory):
+        back_up(trained, folder)
     return directory
 
 
 @pytest.mark.parametrize(
-    ("harm", "name", "said"),
+    ("harm", "name", "expected"),
     [
-        (pathlib.Path.unlink, OF_THE_FIRST[2], "is not there"),
-        (pathlib.Path.unlink, OF_THE_FIRST[1], "is not there"),
-        (damage, OF_THE_FIRST[2], "is damaged"),
-        (damage, OF_THE_FIRST[1], "is damaged"),
-        (damage, OF_THE_FIRST[0], "is damaged"),
-        (cut, OF_THE_FIRST[2], "is damaged"),
-        (cut, OF_THE_FIRST[0], "is damaged"),
-        (take_another, OF_THE_FIRST[2], "belongs to another backup"),
-        (take_another, OF_THE_FIRST[1], "belongs to another backup"),
-        (take_another, OF_THE_FIRST[0], "belongs to another backup"),
+        (pathlib.Path.unlink, FIRST_FILES[2], "is not there"),
+        (pathlib.Path.unlink, FIRST_FILES[1], "is not there"),
+        (damage, FIRST_FILES[2], "is damaged"),
+        (damage, FIRST_FILES[1], "is damaged"),
+        (damage, FIRST_FILES[0], "is damaged"),
+        (cut, FIRST_FILES[2], "is damaged"),
+        (cut, FIRST_FILES[0], "is damaged"),
+        (replace_by_another_run, FIRST_FILES[2], "belongs to another backup"),
+        (replace_by_another_run, FIRST_FILES[1], "belongs to another backup"),
+        (replace_by_another_run, FIRST_FILES[0], "belongs to another backup"),
     ],
 )
-def test_what_is_missing_damaged_or_foreign_is_named(
-    trained, backups_of_two_runs, tmp_path, harm, name, said
+def test_missing_damaged_and_foreign_files_are_named(
+    trained, backups_of_two_runs, tmp_path, harm, name, expected
 ):
     shutil.copytree(backups_of_two_runs, tmp_path, dirs_exist_ok=True)
     harm(tmp_path / name)
-    named = "part-0.h5" if said.startswith("belongs") and "manifest" in name else name
-    with pytest.raises(ValueError, match=rf"Restore the files .*{named}': ['\"]{said}"):
+    named = (
+        "part-0.h5" if expected.startswith("belongs") and "manifest" in name else name
+    )
+    with pytest.raises(
+        ValueError, match=rf"Restore the files .*{named}': ['\"]{expected}"
+    ):
         restore(trained, tmp_path)
 
 
-def test_a_manifest_by_another_name(trained, tmp_path):
+def test_a_manifest_with_another_number_is_refused(trained, tmp_path):
     back_up(trained, tmp_path)
-    (tmp_path / OF_THE_FIRST[0]).rename(tmp_path / OF_THE_SECOND[0])
+    (tmp_path / FIRST_FILES[0]).rename(tmp_path / SECOND_FILES[0])
     with pytest.raises(ValueError, match=r"it is that of backup 1"):
         restore(trained, tmp_path)
 
@@ -348,7 +352,7 @@ def test_a_backup_of_another_model(strategies, tmp_path):
         restore(make_model(strategies[1], more=[keras.layers.Dropout(0.1)]), tmp_path)
 
 
-def widened(layers=1, units=8, **settings):
+def make_plain_model(layers=1, units=8, **settings):
     keras.utils.set_random_seed(0)
     hidden = [keras.layers.Dense(units, **settings) for _ in range(layers)]
     model = keras.Sequential([keras.Input((6,)), *hidden, keras.layers.Dense(1)])
@@ -357,7 +361,7 @@ def widened(layers=1, units=8, **settings):
 
 
 @pytest.mark.parametrize(
-    ("change", "said"),
+    ("change", "expected"),
     [
         (
             {"units": 9},
@@ -378,19 +382,19 @@ def widened(layers=1, units=8, **settings):
         ),
     ],
 )  # fmt: skip
-def test_weights_of_another_model_are_named(tmp_path, change, said):
-    """Before anything is loaded; also where Keras would load it, or only warn."""
-    model = widened()
+def test_weights_of_another_model_are_named(tmp_path, change, expected):
+    """The error comes before anything is loaded, even if Keras would only warn."""
+    model = make_plain_model()
     fit(model, 1)
     back_up(model, tmp_path)
-    other = widened(**change)
+    other = make_plain_model(**change)
     before = other.get_weights()
     with pytest.raises(ValueError) as caught:
         restore(other, tmp_path)
     text = str(caught.value)
-    assert f"The backup {str(tmp_path / OF_THE_FIRST[1])!r} was made by another" in text
+    assert f"The backup {str(tmp_path / FIRST_FILES[1])!r} was made by another" in text
     assert f"delete the files `backup-*` in {str(tmp_path)!r}" in text
-    for line in said:
+    for line in expected:
         line = re.escape(line).replace(r"\\d\+", r"\d+")
         assert re.search(line, text), text
     assert len(text.splitlines()) < 12
@@ -398,17 +402,17 @@ def test_weights_of_another_model_are_named(tmp_path, change, said):
     assert caught.value.__suppress_context__ or caught.value.__context__ is None
     for weight, value in zip(other.get_weights(), before, strict=True):
         np.testing.assert_array_equal(weight, value)
-    for name in OF_THE_FIRST:
+    for name in FIRST_FILES:
         (tmp_path / name).unlink()
     restore(other, tmp_path)  # afresh
 
 
 def test_names_of_layers_do_not_count(tmp_path):
-    """Keras numbers those without one, in each process from the first."""
-    model = widened(name="one")
+    """Keras numbers unnamed layers, starting anew in each process."""
+    model = make_plain_model(name="one")
     fit(model, 1)
     back_up(model, tmp_path)
-    other = widened(name="other")
+    other = make_plain_model(name="other")
     restore(other, tmp_path)
     assert_same(other, copies(model))
 
@@ -433,7 +437,7 @@ def test_another_optimizer_is_named(strategies, tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("position", "epochs", "said"),
+    ("position", "epochs", "expected"),
     [
         (TrainingPosition(1, 0, []), 4, "epoch 2 of 4, from"),
         (TrainingPosition(1, 3, []), 4, "epoch 2 of 4, after 3 batches, from"),
@@ -441,8 +445,8 @@ def test_another_optimizer_is_named(strategies, tmp_path):
         (TrainingPosition(1, 0, []), None, "epoch 2, from"),
     ],
 )
-def test_a_line_says_where_training_goes_on(
-    strategies, tmp_path, capsys, position, epochs, said
+def test_a_line_says_where_training_resumes(
+    strategies, tmp_path, capsys, position, epochs, expected
 ):
     model = make_model(strategies[1])
     fit(model, 1)
@@ -450,16 +454,16 @@ def test_a_line_says_where_training_goes_on(
     backups.write(model, position, 1)
     callback = tf_dgc.callbacks.BackupAndRestore(tmp_path)
     callback.set_model(model)
-    if epochs is not None:  # else, without `fit`, there are no parameters
+    if epochs is not None:  # outside of `fit` there are no parameters
         callback.set_params({"epochs": epochs})
     capsys.readouterr()
     callback.on_train_begin()
     keras_trainer.start_fit_at(model, None)
-    line = f"tf_dgc: resumed at {said} backup 1 in {str(tmp_path)!r}\n"
+    line = f"tf_dgc: resumed at {expected} backup 1 in {str(tmp_path)!r}\n"
     assert capsys.readouterr().out == line
 
 
-def test_other_numbers_of_workers_are_told(strategies, tmp_path, capsys):
+def test_another_number_of_workers_is_printed(strategies, tmp_path, capsys):
     back_up(make_fitted(strategies[2]), tmp_path)
     restore(make_model(strategies[1]), tmp_path)
     assert "written by 2 replicas\n" in capsys.readouterr().out
@@ -472,7 +476,7 @@ def make_fitted(strategy):
 
 
 class TwoOptimizers(keras.Model):
-    """Trains its second layer by an optimizer of its own."""
+    """Trains its second layer with a second optimizer."""
 
     def __init__(self):
         super().__init__()
@@ -495,16 +499,16 @@ class TwoOptimizers(keras.Model):
         x, y = data
         with tf.GradientTape() as tape:
             loss = self.compute_loss(x, y, self(x))
-        own = self.one.trainable_variables
-        others = self.other.trainable_variables
-        gradients = tape.gradient(loss, [*own, *others])
-        self.optimizer.apply(gradients[:2], own)
-        self.second.apply(gradients[2:], others)
+        one = self.one.trainable_variables
+        other = self.other.trainable_variables
+        gradients = tape.gradient(loss, [*one, *other])
+        self.optimizer.apply(gradients[:2], one)
+        self.second.apply(gradients[2:], other)
         return {"loss": loss}
 
 
 @pytest.mark.parametrize("scaled", [False, True])
-def test_an_optimizer_of_the_model_that_is_not_built_is_named(tmp_path, scaled):
+def test_a_second_optimizer_that_is_not_built_is_named(tmp_path, scaled):
     def start(built):
         model = TwoOptimizers()
         second = make_dgc()

@@ -1,4 +1,4 @@
-"""Every batch of the data is drawn once, by every loop and from data of every kind."""
+"""Every loop draws every batch once, from each kind of data."""
 
 import contextlib
 import gc
@@ -19,10 +19,10 @@ from tf_dgc.multiworker import batch_iterators, training_loops
 SCRIPT = pathlib.Path(batch_worker.__file__)
 
 
-def check(found, wanted):
-    assert found.keys() == wanted.keys()
-    for name, values in wanted.items():
-        np.testing.assert_allclose(found[name], values, rtol=1e-5, err_msg=name)
+def check(counts, expected):
+    assert counts.keys() == expected.keys()
+    for name, values in expected.items():
+        np.testing.assert_allclose(counts[name], values, rtol=1e-5, err_msg=name)
 
 
 @pytest.mark.filterwarnings("ignore:Your input ran out of data")
@@ -36,21 +36,22 @@ def check(found, wanted):
     ],
 )
 def test_no_batch_is_lost_by_one_worker(strategies, replicas, sources):
-    """Also by replicas of one process, which get halves of every batch."""
-    alone = tf.distribute.MirroredStrategy(["CPU:0"])
-    strategy = tf_dgc.prepare({1: alone, 2: strategies[2]}[replicas])
-    found = batch_worker.Counter(strategy).find(sources)
-    check(found, batch_worker.expected(sources))
+    """Two replicas of one process get halves of every batch."""
+    one_replica = tf.distribute.MirroredStrategy(["CPU:0"])
+    strategy = tf_dgc.prepare({1: one_replica, 2: strategies[2]}[replicas])
+    counts = batch_worker.Counter(strategy).count(sources)
+    check(counts, batch_worker.expected(sources))
 
 
 @pytest.mark.slow
 @pytest.mark.filterwarnings("ignore:Your input ran out of data")
 def test_plain_keras_loses_no_batch():
-    """What the other tests expect is what Keras does without a strategy."""
+    """The other tests expect the counts of Keras without a strategy."""
     sources = [s for s in batch_worker.SOURCES if s != "from_generator once"]
     plain = batch_worker.Counter(None)
-    check(plain.find(sources), batch_worker.expected(sources))
-    check(plain.find_more(), batch_worker.EXPECTED_MORE)
+    check(plain.count(sources), batch_worker.expected(sources))
+    counts = plain.count_in_validation_and_epochs()
+    check(counts, batch_worker.EXPECTED_IN_VALIDATION_AND_EPOCHS)
 
 
 @pytest.mark.slow
@@ -63,27 +64,28 @@ def test_plain_keras_loses_no_batch():
     ],
 )
 def test_no_batch_is_lost_by_two_workers(starter, tmp_path, sources):
-    finished = starter.run([SCRIPT, "find", tmp_path, *sources], 2, tmp_path)
+    finished = starter.run([SCRIPT, "count", tmp_path, *sources], 2, tmp_path)
     assert finished.codes == [0, 0]
-    for found in finished.findings:
-        check(found, batch_worker.expected(sources))
+    for counts in finished.findings:
+        check(counts, batch_worker.expected(sources))
 
 
 @pytest.mark.workers
 @pytest.mark.slow
 def test_no_batch_is_lost_between_epochs(starter, tmp_path):
-    """Nor in validation, nor by several `fit`s on one generator."""
-    finished = starter.run([SCRIPT, "find_more", tmp_path], 2, tmp_path)
+    """Also in validation, and by several `fit`s on one generator."""
+    command = [SCRIPT, "count_in_validation_and_epochs", tmp_path]
+    finished = starter.run(command, 2, tmp_path)
     assert finished.codes == [0, 0]
-    for found in finished.findings:
-        check(found, batch_worker.EXPECTED_MORE)
+    for counts in finished.findings:
+        check(counts, batch_worker.EXPECTED_IN_VALIDATION_AND_EPOCHS)
 
 
 @pytest.mark.workers
 @pytest.mark.slow
 @pytest.mark.timeout(900)
 def test_many_short_fits_on_generators(starter, tmp_path):
-    """No iterator's end keeps a worker waiting for longer than the others wait."""
+    """The end of an iterator delays a worker less than the others' timeout."""
     command = [SCRIPT, "stress", tmp_path]
     finished = starter.run(command, 2, tmp_path, timeout=850.0)
     assert finished.codes == [0, 0]
@@ -91,7 +93,7 @@ def test_many_short_fits_on_generators(starter, tmp_path):
 
 
 class Recorder:
-    """Records the iterators that a data set makes, and who drops them."""
+    """Records the iterators of a data set, and the threads that drop them."""
 
     def __init__(self, dataset):
         self._dataset = dataset
@@ -110,10 +112,9 @@ class Recorder:
         self.droppers.append(threading.current_thread())
 
     def check(self, number):
-        """Check that so many iterators were made, and dropped by other threads."""
-        assert batch_iterators.wait_for_released(
-            90.0
-        )  # TensorFlow's own threads sleep 60 s
+        """Check the number of iterators, and that other threads dropped them all."""
+        # TensorFlow's own threads sleep 60 s.
+        assert batch_iterators.wait_for_released(90.0)
         assert not self.alive
         assert len(self.droppers) == number
         assert threading.main_thread() not in self.droppers
@@ -125,7 +126,7 @@ def distribute(dataset):
 
 
 def test_an_iterator_is_dropped_while_its_generator_is_busy():
-    """Who drops the last reference does not wait for the generator."""
+    """Dropping the last reference does not wait for the generator."""
     busy, go_on = threading.Event(), threading.Event()
 
     def numbers():
@@ -141,16 +142,16 @@ def test_an_iterator_is_dropped_while_its_generator_is_busy():
     iterator = iter(batch_iterators.DistributedBatches(recorder))
     assert next(iterator).numpy() == [0]
     assert busy.wait(60.0)
-    begun = time.monotonic()
+    start = time.monotonic()
     del iterator
-    assert time.monotonic() - begun < 1.0
+    assert time.monotonic() - start < 1.0
     assert not batch_iterators.wait_for_released(0.2)
     go_on.set()
     recorder.check(1)
 
 
-def test_garbage_of_a_thread_that_makes_batches():
-    """The thread that collects it belongs to the iterator that is garbage."""
+def test_iterator_is_collected_by_its_own_thread():
+    """The iterator's generator runs the garbage collection that drops it."""
     busy, done = threading.Event(), threading.Event()
 
     def numbers():
@@ -173,7 +174,7 @@ def test_garbage_of_a_thread_that_makes_batches():
     recorder.check(1)
 
 
-def test_a_batch_that_was_looked_at_is_drawn_again():
+def test_a_peeked_batch_is_drawn_again():
     batches = batch_iterators.DistributedBatches(distribute(tf.data.Dataset.range(3)))
     assert batches.peek().numpy() == batches.peek().numpy() == 0
     first = iter(batches)
@@ -186,18 +187,18 @@ def test_a_batch_that_was_looked_at_is_drawn_again():
 
 
 def test_an_error_does_not_keep_the_iterator():
-    """That of TensorFlow's which it comes of has frames as well."""
+    """Neither does TensorFlow's error that is its cause."""
     data = tf.data.Dataset.range(3).map(lambda x: 1 // (1 - x))
     recorder = Recorder(distribute(data))
     iterator = iter(batch_iterators.DistributedBatches(recorder))
-    kept = None
+    saved_error = None
     try:
         list(iterator)
     except tf.errors.InvalidArgumentError as error:
-        kept = error.with_traceback(None)  # Keras leaves out frames of TensorFlow's
+        saved_error = error.with_traceback(None)  # Keras leaves out TensorFlow's frames
     del iterator
     recorder.check(1)
-    assert "zero" in str(kept)
+    assert "zero" in str(saved_error)
 
 
 class Stop(keras.callbacks.Callback):
@@ -208,31 +209,31 @@ class Stop(keras.callbacks.Callback):
 class Fail(keras.callbacks.Callback):
     def on_train_batch_end(self, batch, logs=None):
         if batch == 3:
-            raise KeyError("of the user")
+            raise KeyError("raised by the user")
 
 
 @pytest.mark.filterwarnings("ignore:Your input ran out of data")
 def test_no_loop_drops_an_iterator(monkeypatch):
-    """Whether it comes to its end, is stopped, or fails; other threads do."""
+    """Other threads drop it, whether the loop ends, is stopped, or fails."""
     strategy = tf.distribute.MirroredStrategy(["CPU:0"])
-    made = []
+    recorders = []
 
     def record(dataset):
-        made.append(Recorder(dataset))
-        return batches(made[-1])
+        recorders.append(Recorder(dataset))
+        return RecordedBatches(recorders[-1])
 
-    class batches(batch_iterators.DistributedBatches):
+    class RecordedBatches(batch_iterators.DistributedBatches):
         element_spec = property(lambda self: self._dataset._dataset.element_spec)
 
     monkeypatch.setattr(training_loops, "DistributedBatches", record)
     monkeypatch.setattr(training_loops, "_wrap_dataset", lambda dataset: dataset)
     counter = batch_worker.Counter(tf_dgc.prepare(strategy))
-    model = counter.make("zeros", 1.0)
+    model = counter.make_model("zeros", 1.0)
     for callback in ([], [Stop()], [Fail()]):
         with contextlib.suppress(KeyError):
             model.fit(
                 batch_worker.generator(),
-                validation_data=batch_worker.of_a_function(),
+                validation_data=batch_worker.make_function_dataset(),
                 callbacks=callback,
                 shuffle=False,
                 verbose=0,
@@ -240,6 +241,6 @@ def test_no_loop_drops_an_iterator(monkeypatch):
     model.evaluate(batch_worker.generator(), verbose=0)
     model.predict(batch_worker.generator(), verbose=0)
     gc.collect()
-    assert len(made) == 7
-    for recorder in made:
+    assert len(recorders) == 7
+    for recorder in recorders:
         recorder.check(1)

@@ -1,4 +1,4 @@
-"""Saving, and going on from what was saved, in one process."""
+"""Saving and resuming in one process."""
 
 import keras
 import numpy as np
@@ -44,7 +44,7 @@ def fit(model, **settings):
     return model.fit(**data, shuffle=False, verbose=0, **settings).history
 
 
-def everything(model):
+def all_values(model):
     """Return all variables of all workers, weights and state."""
     local = model.distribute_strategy.experimental_local_results
     return [
@@ -54,23 +54,23 @@ def everything(model):
 
 
 def assert_same(model, expected):
-    for copies, others in zip(everything(model), expected, strict=True):
+    for copies, others in zip(all_values(model), expected, strict=True):
         for copy, other in zip(copies, others, strict=True):
             np.testing.assert_array_equal(copy, other)
 
 
 class Stop(Exception):
-    """The end of a run that was to go on."""
+    """Ends a run that a later one resumes."""
 
 
 class StopAfter(keras.callbacks.Callback):
     def __init__(self, batches):
         super().__init__()
-        self.left = batches
+        self.remaining = batches
 
     def on_train_batch_end(self, batch, logs=None):
-        self.left -= 1
-        if not self.left:
+        self.remaining -= 1
+        if not self.remaining:
             raise Stop
 
 
@@ -78,7 +78,7 @@ class StopAfter(keras.callbacks.Callback):
 
 
 def save_and_load(kind, strategy, model, path):
-    """Return another model that went through a file."""
+    """Return a copy of a model, saved to and loaded from a file."""
     if kind == "keras":
         saving.save_model(model, path / "model.keras")
         with strategy.scope():
@@ -103,12 +103,12 @@ def save_and_load(kind, strategy, model, path):
 
 @pytest.fixture(scope="module")
 def after_an_epoch(strategies):
-    """Return a model that two workers trained, and what another epoch makes of it."""
-    model, goes_on = (make_model(strategies[2]) for _ in range(2))
+    """Return a model trained for an epoch, and the values after a second epoch."""
+    model, continued = (make_model(strategies[2]) for _ in range(2))
     fit(model, epochs=1)
-    fit(goes_on, epochs=1)
-    fit(goes_on, epochs=2, initial_epoch=1)
-    return model, everything(goes_on)
+    fit(continued, epochs=1)
+    fit(continued, epochs=2, initial_epoch=1)
+    return model, all_values(continued)
 
 
 @pytest.mark.parametrize(
@@ -118,8 +118,8 @@ def after_an_epoch(strategies):
         ["keras", "before built"],
     ),
 )
-def test_goes_on_bit_for_bit(strategies, after_an_epoch, tmp_path, kind):
-    """Schedules, ties and what was not sent, as if nothing had happened."""
+def test_resumes_bit_for_bit(strategies, after_an_epoch, tmp_path, kind):
+    """Schedules, ties and residuals are those of an uninterrupted run."""
     model, expected = after_an_epoch
     other = save_and_load(kind, strategies[2], model, tmp_path)
     fit(other, epochs=2, initial_epoch=1)
@@ -127,15 +127,15 @@ def test_goes_on_bit_for_bit(strategies, after_an_epoch, tmp_path, kind):
 
 
 @pytest.mark.slow
-def test_behind_a_loss_scale(strategies, tmp_path):
-    """Keras's wrapper saves totals beside what every worker has; they do not count."""
+def test_weights_with_a_loss_scale(strategies, tmp_path):
+    """Keras's wrapper also saves totals over workers, which loading ignores."""
     model, other = (make_model(strategies[2], i, loss_scale=True) for i in range(2))
     fit(model, epochs=1)
     with strategies[2].scope():
         other.optimizer.build(other.trainable_variables)
     saving.save_weights(model, tmp_path / "model.weights.h5")
     other.load_weights(tmp_path / "model.weights.h5")
-    assert_same(other, everything(model))
+    assert_same(other, all_values(model))
 
 
 @pytest.mark.parametrize("kind", rows(["keras", "checkpoint"], ["keras"]))
@@ -164,18 +164,18 @@ def test_an_optimizer_that_is_not_built(tmp_path, strategies):
 
 
 def test_a_model_saved_before_it_was_trained(tmp_path, strategies):
-    """It loads, and trains as the one that was saved does."""
+    """The loaded model trains as the saved one does."""
     model = make_model(strategies[1])
     model.save(tmp_path / "model.keras")
     with strategies[1].scope():
         loaded = keras.models.load_model(tmp_path / "model.keras")
-    for each in (model, loaded):
-        fit(each)
-    for ours, theirs in zip(loaded.get_weights(), model.get_weights(), strict=True):
-        np.testing.assert_array_equal(ours, theirs)
+    fit(model)
+    fit(loaded)
+    for value, expected in zip(loaded.get_weights(), model.get_weights(), strict=True):
+        np.testing.assert_array_equal(value, expected)
 
 
-def test_steps_without_the_state_that_was_kept_are_refused(tmp_path, strategies):
+def test_iterations_without_the_other_state_are_refused(tmp_path, strategies):
     model = make_model(strategies[1])
     model.optimizer.iterations.assign(3)
     model.save(tmp_path / "model.keras")
@@ -195,18 +195,18 @@ def test_state_of_another_shape(strategies):
 @pytest.mark.parametrize("dtype", ["float32", "float64"])
 @pytest.mark.parametrize("shape", [(), (3, 4), (0, 5)])
 def test_gather(strategies, shape, dtype):
-    """From peers as from this process."""
+    """Values gathered from peers equal those of this process."""
     values = np.random.default_rng(0).normal(size=(3, *shape)).astype(dtype)
     with strategies[3].scope():
         variable = PerWorkerVariable(shape, dtype, "state")
     variable.scatter(values)
     np.testing.assert_array_equal(variable.gather(), values)
     local = dict(enumerate(variable.local_values()))
-    found = variable._copies.gather_from_peers(local)
-    np.testing.assert_array_equal(found, values)
+    gathered = variable._copies.gather_from_peers(local)
+    np.testing.assert_array_equal(gathered, values)
 
 
-def test_checkpoints_are_not_written_while_training_goes_on(strategies, tmp_path):
+def test_asynchronous_checkpoints_are_refused(strategies, tmp_path):
     model = make_model(strategies[1])
     fit(model)
     options = tf.train.CheckpointOptions(experimental_enable_async_checkpoint=True)
@@ -218,7 +218,7 @@ def test_checkpoints_are_not_written_while_training_goes_on(strategies, tmp_path
 # --- one file, complete or not there --------------------------------------------------
 
 
-def test_a_save_that_fails_leaves_the_last_file(strategies, tmp_path):
+def test_a_failed_save_keeps_the_previous_file(strategies, tmp_path):
     path = tmp_path / "folder" / "model.weights.h5"
     path.parent.mkdir()
     path.write_text("the last one")
@@ -242,7 +242,7 @@ def test_a_save_that_fails_leaves_the_last_file(strategies, tmp_path):
         (saving.save_weights, "gs://bucket/model.weights.h5"),
     ],
 )
-def test_paths_that_are_none(strategies, save, path):
+def test_bad_paths_are_refused(strategies, save, path):
     with pytest.raises(ValueError, match=r"local path that ends in .*Received"):
         save(make_model(strategies[1]), path)
 
@@ -271,14 +271,14 @@ def test_model_checkpoint_in_the_old_format():
 
 
 @pytest.fixture(scope="module")
-def undisturbed(strategies):
-    """Return what three epochs come to, by number of workers: variables, history."""
+def uninterrupted(strategies):
+    """Return values and history after three epochs, by number of workers."""
     models = {n: make_model(strategies[n], dropout=0.2) for n in (1, 2)}
     histories = {n: fit(model, epochs=3) for n, model in models.items()}
-    return {n: (everything(models[n]), histories[n]) for n in models}
+    return {n: (all_values(models[n]), histories[n]) for n in models}
 
 
-# Of 4 batches per epoch, 6 is in the middle of the second, 8 its end.
+# With 4 batches per epoch, batch 6 is in the middle of the second epoch, 8 at its end.
 @pytest.mark.parametrize(
     ("num_workers", "save_freq", "stop_after", "settings"),
     [
@@ -291,11 +291,11 @@ def undisturbed(strategies):
     ],
 )
 def test_backup_and_restore(
-    strategies, undisturbed, tmp_path, num_workers, save_freq, stop_after, settings
+    strategies, uninterrupted, tmp_path, num_workers, save_freq, stop_after, settings
 ):
-    """An interrupted run, weights, state, metrics and all, is the one that was not."""
+    """A resumed run equals an uninterrupted one: weights, state and metrics."""
     strategy = strategies[num_workers]
-    expected, history = undisturbed[num_workers]
+    expected, history = uninterrupted[num_workers]
 
     def backup():
         return tf_dgc.callbacks.BackupAndRestore(tmp_path / "backup", save_freq)
@@ -304,16 +304,16 @@ def test_backup_and_restore(
         callbacks = [backup(), StopAfter(stop_after)]
         fit(make_model(strategy, 0, 0.2, **settings), epochs=3, callbacks=callbacks)
     resumed = make_model(strategy, 5, 0.2, **settings)
-    found = fit(resumed, epochs=3, callbacks=[backup()])
+    resumed_history = fit(resumed, epochs=3, callbacks=[backup()])
     assert_same(resumed, expected)
-    for name, values in found.items():
+    for name, values in resumed_history.items():
         assert values == pytest.approx(history[name][-len(values) :], rel=1e-5), name
     assert not (tmp_path / "backup").exists()
     again = fit(resumed, epochs=1)  # from the first epoch on
     assert len(again["loss"]) == 1
 
 
-def test_interrupted_twice(strategies, undisturbed, tmp_path):
+def test_interrupted_twice(strategies, uninterrupted, tmp_path):
     for seed, steps in enumerate((6, 4)):
         callbacks = [tf_dgc.callbacks.BackupAndRestore(tmp_path, 1), StopAfter(steps)]
         with pytest.raises(Stop):
@@ -321,13 +321,13 @@ def test_interrupted_twice(strategies, undisturbed, tmp_path):
             fit(model, epochs=3, callbacks=callbacks)
     model = make_model(strategies[1], 5, 0.2)
     fit(model, epochs=3, callbacks=[tf_dgc.callbacks.BackupAndRestore(tmp_path, 1)])
-    assert_same(model, undisturbed[1][0])
+    assert_same(model, uninterrupted[1][0])
 
 
-def test_an_error_after_a_resume_is_not_left_to_the_next_fit(strategies, tmp_path):
-    """Whoever catches it and calls `fit` again, without a backup, trains it all."""
+def test_an_error_after_a_resume_does_not_affect_the_next_fit(strategies, tmp_path):
+    """A program that catches it and calls `fit` without a backup trains all epochs."""
     model = make_model(strategies[1])
-    for steps in (6, 1):  # the second time while batches are left out
+    for steps in (6, 1):  # the second time while batches are skipped
         backup = tf_dgc.callbacks.BackupAndRestore(tmp_path, 1)
         with pytest.raises(Stop):
             fit(model, epochs=3, callbacks=[backup, StopAfter(steps)])
@@ -336,7 +336,7 @@ def test_an_error_after_a_resume_is_not_left_to_the_next_fit(strategies, tmp_pat
     assert int(model.optimizer.iterations.numpy()) == before + 3 * STEPS
 
 
-def test_the_backup_before_the_last_one(strategies, tmp_path):
+def test_the_second_to_last_backup_is_used_if_the_last_is_damaged(strategies, tmp_path):
     model = make_model(strategies[1])
     with pytest.raises(Stop):
         callback = tf_dgc.callbacks.BackupAndRestore(tmp_path, double_checkpoint=True)
@@ -345,21 +345,21 @@ def test_the_backup_before_the_last_one(strategies, tmp_path):
     last.write_bytes(last.read_bytes()[:1000])
     other = make_model(strategies[1])
     with pytest.warns(UserWarning, match=r"newer ones cannot be.*backup-2.part-0.h5"):
-        found = fit(
+        history = fit(
             other, epochs=3, callbacks=[tf_dgc.callbacks.BackupAndRestore(tmp_path)]
         )
-    assert len(found["loss"]) == 2
+    assert len(history["loss"]) == 2
     assert not tmp_path.exists()
 
 
 @pytest.mark.parametrize("directory", ["", "gs://bucket/backup"])
-def test_a_directory_that_is_none(directory):
+def test_bad_directories_are_refused(directory):
     with pytest.raises(ValueError, match=r"`backup_dir` must be a local directory"):
         tf_dgc.callbacks.BackupAndRestore(directory)
 
 
 @pytest.mark.parametrize("save_freq", [0, -1, True, "batch", 1.5, None])
-def test_a_frequency_that_is_none(save_freq):
+def test_bad_frequencies_are_refused(save_freq):
     with pytest.raises(ValueError, match=r"`save_freq` must be .*Received"):
         tf_dgc.callbacks.BackupAndRestore("backup", save_freq)
 
@@ -373,7 +373,7 @@ def test_stock_backup_and_restore_on_one_worker(strategies, tmp_path):
         fit(make_model(strategies[1]), epochs=2, callbacks=callbacks)
     resumed = make_model(strategies[1], seed=5)
     fit(resumed, epochs=2, callbacks=[keras.callbacks.BackupAndRestore(tmp_path)])
-    assert_same(resumed, everything(model))
+    assert_same(resumed, all_values(model))
 
 
 def test_workers_that_load_a_schedule_compare_equal(tmp_path, monkeypatch):
@@ -383,13 +383,13 @@ def test_workers_that_load_a_schedule_compare_equal(tmp_path, monkeypatch):
     model.compile(tf_dgc.DGCOptimizer(keras.optimizers.SGD(), schedule), "mse")
     model.optimizer.build(model.trainable_variables)
     model.save(tmp_path / "model.keras")
-    compared = []
+    descriptions = []
 
-    def agree(strategy, describe, otherwise=None):
-        if otherwise is None:  # else it is about what is restored
-            compared.append(describe())
+    def require_equal(strategy, describe, otherwise=None):
+        if otherwise is None:  # else it compares the restored files
+            descriptions.append(describe())
 
-    monkeypatch.setattr(consensus, "require_equal", agree)
+    monkeypatch.setattr(consensus, "require_equal", require_equal)
     loaded = [keras.models.load_model(tmp_path / "model.keras") for _ in range(2)]
-    assert len(loaded) == len(compared) == 2
-    assert compared[0] == compared[1]
+    assert len(loaded) == len(descriptions) == 2
+    assert descriptions[0] == descriptions[1]

@@ -9,11 +9,11 @@ from tf_dgc._internals import tf_collectives
 from tf_dgc.collectives import cross_device
 from tf_dgc.multiworker import chunks
 
-SIZE = 64  # bytes of a piece
+SIZE = 64  # bytes of a chunk
 
 
 class Launches:
-    """Stands for collectives with replicas that hand over multiples of this one's."""
+    """Stands for collectives with replicas that send multiples of this one's tensor."""
 
     def __init__(self, num_replicas=3):
         self.bytes = []
@@ -37,7 +37,7 @@ SHAPES = [(1,), (16,), (17,), (32,), (100,), (10, 7), (3, 0), (0,), (9, 2, 3)]
 
 @pytest.mark.parametrize("shape", SHAPES)
 @pytest.mark.parametrize("dtype", ["float32", "float16", "int32"])
-def test_pieces_make_the_whole(shape, dtype):
+def test_chunks_give_the_result_of_the_whole(shape, dtype):
     values = np.random.default_rng(0).normal(size=shape, scale=100).astype(dtype)
     launches = Launches()
 
@@ -77,7 +77,7 @@ def test_lengths_that_the_graph_computes():
 
 
 def test_small_tensors_go_whole():
-    """Nothing is added to the graph of what is small for certain."""
+    """The graph of a tensor that is known to be small has no extra operations."""
 
     @tf.function(
         autograph=False, input_signature=[tf.TensorSpec([chunks.CHUNK_BYTES // 4])]
@@ -87,9 +87,8 @@ def test_small_tensors_go_whole():
 
     @tf.function(autograph=False, input_signature=[tf.TensorSpec([None], tf.int32)])
     def other(words):
-        launch = lambda x: 2 * x  # noqa: E731
         return chunks.chunked_all_gather_of_unknown_length(
-            launch, words, 2, chunks.CHUNK_BYTES
+            lambda x: 2 * x, words, 2, chunks.CHUNK_BYTES
         )
 
     for function in (one, other):
@@ -102,7 +101,7 @@ def test_small_tensors_go_whole():
 
 @pytest.mark.parametrize(("dense", "scheduled"), in_turn([True, False], [False, True]))
 def test_a_large_step(strategies, dense, scheduled):
-    """All replicas of a process launch their pieces side by side."""
+    """All replicas of a process launch their chunks concurrently."""
     hook = cross_device.compressed_cross_device_ops(strategies[2])
     n = 2 * chunks.CHUNK_BYTES // 4 + 500
     vectors = np.random.default_rng(0).normal(size=[2, n]).astype("float32")

@@ -1,4 +1,4 @@
-"""Stock optimizers that update within a condition of their own, under a strategy."""
+"""Stock optimizers whose updates are conditional, under a strategy."""
 
 import keras
 import numpy as np
@@ -44,9 +44,9 @@ def one_replica():
     return tf_dgc.prepare(Strategy(["CPU:0"]))
 
 
-def assert_equal(found, expected):
-    for ours, theirs in zip(found, expected, strict=True):
-        np.testing.assert_allclose(ours, theirs, rtol=1e-5, atol=1e-6)
+def assert_equal(weights, expected):
+    for value, other in zip(weights, expected, strict=True):
+        np.testing.assert_allclose(value, other, rtol=1e-5, atol=1e-6)
 
 
 @pytest.mark.parametrize("inner", INNER)
@@ -56,36 +56,37 @@ def test_two_workers_equal_keras_alone(strategies, wrapper, inner):
     make = INNER[inner]
     expected = weights_after(strategies[1], make, False, 1)
     wrap = WRAPPERS[wrapper]
-    found = weights_after(strategies[2], lambda: wrap(make()), True, 2)
-    assert_equal(found, expected)
+    weights = weights_after(strategies[2], lambda: wrap(make()), True, 2)
+    assert_equal(weights, expected)
 
 
 @pytest.mark.parametrize("wrapper", WRAPPERS)
 def test_a_strategy_of_one_worker_equals_keras_alone(one_replica, wrapper):
     make, wrap = INNER["both"], WRAPPERS[wrapper]
-    found = weights_after(one_replica, lambda: wrap(make()), True, 1)
-    assert_equal(found, weights_after(tf.distribute.get_strategy(), make, False, 1))
+    weights = weights_after(one_replica, lambda: wrap(make()), True, 1)
+    assert_equal(weights, weights_after(tf.distribute.get_strategy(), make, False, 1))
 
 
 @pytest.mark.parametrize("num_workers", [1, 2])
 def test_the_outer_optimizer_overwrites_by_its_averages(strategies, num_workers):
-    """With rounds of one step, in which the mean of all is what Keras averages."""
-    outer = lambda: O.SGD(  # noqa: E731
-        1.0, ema_overwrite_frequency=3, **AVERAGES
-    )
-    plain = lambda: O.SGD(0.1, ema_overwrite_frequency=3, **AVERAGES)  # noqa: E731
-    found = weights_after(
+    """With rounds of one step, it averages the same weights as Keras."""
+
+    def make_sgd(rate):
+        return O.SGD(rate, ema_overwrite_frequency=3, **AVERAGES)
+
+    weights = weights_after(
         strategies[num_workers],
-        lambda: tf_dgc.LocalOptimizer(O.SGD(0.1), 1, outer=outer()),
+        lambda: tf_dgc.LocalOptimizer(O.SGD(0.1), 1, outer=make_sgd(1.0)),
         True,
         num_workers,
     )
-    assert_equal(found, weights_after(strategies[1], plain, False, 1))
+    expected = weights_after(strategies[1], lambda: make_sgd(0.1), False, 1)
+    assert_equal(weights, expected)
 
 
 @pytest.mark.parametrize("inner", INNER)
 def test_clipping_is_that_of_eager_keras(strategies, inner):
-    """Where each replica clips its own gradients, an eager step of Keras does so."""
+    """Each replica clips its own gradients, as an eager step of Keras does."""
 
     def make():
         optimizer = INNER[inner]()
@@ -93,8 +94,9 @@ def test_clipping_is_that_of_eager_keras(strategies, inner):
         return optimizer
 
     tf_dgc.prepare(strategies[2])
-    runs = [weights_after(strategies[2], make, traced, 2) for traced in (True, False)]
-    assert_equal(*runs)
+    traced = weights_after(strategies[2], make, True, 2)
+    eager = weights_after(strategies[2], make, False, 2)
+    assert_equal(traced, eager)
 
 
 @pytest.mark.parametrize("steps", [1, slow(2)])
@@ -103,7 +105,7 @@ def test_fit_with_a_stock_optimizer_that_accumulates(strategies, one_replica, st
     x = np.random.default_rng(0).normal(size=(32, 6)).astype("float32")
     y = x.sum(axis=1, keepdims=True)
 
-    def fitted(strategy):
+    def fit_weights(strategy):
         with strategy.scope():
             model = keras.Sequential(
                 [keras.Input((6,)), keras.layers.Dense(1, kernel_initializer="ones")]
@@ -113,21 +115,22 @@ def test_fit_with_a_stock_optimizer_that_accumulates(strategies, one_replica, st
         return model.get_weights()
 
     tf_dgc.prepare(strategies[2])
-    expected = fitted(strategies[1])
+    expected = fit_weights(strategies[1])
     for strategy in (strategies[2], one_replica):
-        assert_equal(fitted(strategy), expected)
+        assert_equal(fit_weights(strategy), expected)
 
 
 def test_a_loss_scale_around_an_optimizer_that_accumulates(strategies):
     tf_dgc.prepare(strategies[2])
-    make = lambda: O.LossScaleOptimizer(  # noqa: E731
-        INNER["accumulates"](), initial_scale=4.0
-    )
-    found = weights_after(strategies[2], make, True, 2)
-    assert_equal(found, weights_after(strategies[1], make, False, 1))
+
+    def make():
+        return O.LossScaleOptimizer(INNER["accumulates"](), initial_scale=4.0)
+
+    weights = weights_after(strategies[2], make, True, 2)
+    assert_equal(weights, weights_after(strategies[1], make, False, 1))
 
 
-def test_a_function_within_a_step_is_refused_by_tensorflow_as_before(strategies):
+def test_tensorflow_refuses_a_nested_function_within_a_step(strategies):
     strategy = tf_dgc.prepare(strategies[2])
     with strategy.scope():
         variable, sgd = keras.Variable(np.ones((3,))), O.SGD(0.1)
@@ -141,7 +144,7 @@ def test_a_function_within_a_step_is_refused_by_tensorflow_as_before(strategies)
         strategy.run(tf.function(lambda: within()))
 
 
-def test_a_stock_optimizer_and_a_model_of_another_scope(strategies):
+def test_a_model_created_outside_of_the_optimizers_scope_raises(strategies):
     model = keras.Sequential([keras.Input((3,)), keras.layers.Dense(1)])
     with strategies[2].scope():
         model.compile(keras.optimizers.SGD(0.1), "mse")

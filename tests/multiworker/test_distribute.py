@@ -1,4 +1,4 @@
-"""The cross-device hook, and what is mended on a strategy."""
+"""The cross-device hook that `prepare` installs on a strategy."""
 
 import itertools
 import subprocess
@@ -28,7 +28,7 @@ def collectives(graph):
     [
         (0.999, ["CollectiveGatherV2"]),
         (0.0, ["CollectiveReduceV2"]),
-        # By 75 %, the least, no step goes dense.
+        # 75 %, the lowest sparsity, makes no step dense.
         (tf_dgc.schedules.WarmupSparsity(4), ["CollectiveGatherV2"]),
         # One of the two runs in each step.
         (
@@ -55,7 +55,7 @@ def test_many_variables_cost_one_collective_per_step(strategies, sparsity, expec
 
 
 def test_stock_optimizer_for_comparison(strategies):
-    """The counting above finds what stock TensorFlow does."""
+    """`collectives` also counts those of stock TensorFlow."""
     shapes = [(40, 40), (40,)] * 3
     trainer = Trainer(
         strategies[2],
@@ -68,7 +68,7 @@ def test_stock_optimizer_for_comparison(strategies):
     assert "CollectiveReduceV2" in collectives(concrete.graph)
 
 
-def test_everything_else_falls_through(strategies):
+def test_other_methods_are_those_of_the_base(strategies):
     strategy = prepare(strategies[2])
     hook = cross_device.cross_device_ops(strategy)
     assert isinstance(hook, tf.distribute.CrossDeviceOps)
@@ -101,7 +101,7 @@ def test_everything_else_falls_through(strategies):
     assert float(variable.read_value()) == 4
 
 
-def test_every_private_seam_falls_through(strategies):
+def test_private_methods_are_those_of_the_base(strategies):
     hook = cross_device.cross_device_ops(strategies[2])
     for name in cross_device._DELEGATED:
         assert getattr(hook, name) == getattr(hook.base, name), name
@@ -118,7 +118,7 @@ def test_prepare_is_idempotent(strategies):
     assert tf_collectives.get_cross_device_ops(strategy) is hook
 
 
-def test_an_optimizer_takes_over_what_prepare_installed():
+def test_an_optimizer_replaces_the_hook_of_prepare():
     class Strategy(tf.distribute.MirroredStrategy):
         _collective_key_base = 200_000
 
@@ -141,7 +141,7 @@ def test_an_optimizer_takes_over_what_prepare_installed():
     "cross_device_ops",
     [tf.distribute.ReductionToOneDevice, tf.distribute.HierarchicalCopyAllReduce],
 )
-def test_reductions_that_the_user_chose(strategies, cross_device_ops):
+def test_user_defined_cross_device_ops(strategies, cross_device_ops):
     class Strategy(tf.distribute.MirroredStrategy):
         _collective_key_base = 100_000
 
@@ -160,22 +160,22 @@ def test_reductions_that_the_user_chose(strategies, cross_device_ops):
         for gradients in steps:
             trainer.step(gradients)
         results.append(trainer.weights())
-    for mine, reference in zip(*results, strict=True):
-        np.testing.assert_array_equal(mine, reference)
+    for value, expected in zip(*results, strict=True):
+        np.testing.assert_array_equal(value, expected)
 
 
 @pytest.mark.parametrize("shape", [(), (1,), (0,), (3,), (2, 3), (3, 2), (4, 1, 7)])
 def test_key_of_a_collective_is_that_of_its_tensor(shape):
-    """Also where one worker knows the shape while tracing, and another does not."""
+    """Also if one worker knows the shape while tracing, and another does not."""
     key = int(tf_collectives.collective_key("all_reduce", tf.zeros(shape)))
     assert 0 < key < 2**31
-    for known in ([None] * len(shape), None):
-        spec = tf.TensorSpec(known, tf.float32)
-        later = tf.function(
+    for static_shape in ([None] * len(shape), None):
+        spec = tf.TensorSpec(static_shape, tf.float32)
+        compute_key = tf.function(
             lambda x: tf_collectives.collective_key("all_reduce", x),
             input_signature=[spec],
         )
-        assert later(tf.zeros(shape)) == key
+        assert compute_key(tf.zeros(shape)) == key
 
 
 def test_keys_of_collectives_differ():
@@ -187,7 +187,7 @@ def test_keys_of_collectives_differ():
 
 
 def test_more_steps_need_no_more_keys(strategies, monkeypatch):
-    """TensorFlow keeps something of every key for ever."""
+    """TensorFlow never frees the memory of a key."""
     used = []
     stock = tf_collectives.collective_key
 
@@ -206,9 +206,9 @@ def test_more_steps_need_no_more_keys(strategies, monkeypatch):
         ),
         initial_weights("float32"),
     )
-    with_checksums, without, *others = make_gradients(2, 6, "float32")
-    trainer.step(with_checksums)
-    trainer.step(without)
+    first, second, *others = make_gradients(2, 6, "float32")
+    trainer.step(first)  # with checksums
+    trainer.step(second)
     assert len(set(used)) == 2
     hook = cross_device.cross_device_ops(strategies[2])
     num_keys = hook.num_keys
@@ -252,5 +252,5 @@ with strategy.scope():
 @pytest.mark.slow
 @pytest.mark.parametrize("use", ["", USE], ids=["import", "use"])
 def test_no_side_effects_on_tensorflow_or_keras(use):
-    """Nothing is patched: not by importing, not by using."""
+    """Neither importing nor using the package patches their classes."""
     subprocess.run([sys.executable, "-c", IMPORT.format(use=use)], check=True)

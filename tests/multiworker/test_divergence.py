@@ -1,4 +1,4 @@
-"""Workers whose variables differ are named, however a step is exchanged."""
+"""Workers whose variables differ are named, for every kind of step."""
 
 import keras
 import numpy as np
@@ -36,7 +36,7 @@ def assign(trainer, variable, replica, value):
     copies[replica].assign(tf.cast(tf.fill(variable.shape, value), variable.dtype))
 
 
-# Every kind of collective: words of the native operations and of TensorFlow's, sums in
+# Each kind of collective: buffers of the native operations and of TensorFlow's, sums in
 # float32, float16 and bfloat16, several rounds, a step that decides while it runs.
 @pytest.mark.parametrize(
     ("make", "dtype"),
@@ -51,7 +51,7 @@ def assign(trainer, variable, replica, value):
     ],
     ids=["sparse", "dense", "scheduled", "float16", "bfloat16", "rounds", "votes"],
 )
-def test_who_differs_is_named(strategies, make, dtype):
+def test_a_worker_that_differs_is_named(strategies, make, dtype):
     trainer, gradients = train(
         strategies[2], make(diagnostics=tf_dgc.Diagnostics(check_every=2)), dtype
     )
@@ -69,7 +69,9 @@ def test_who_differs_is_named(strategies, make, dtype):
         np.testing.assert_array_equal(old, new)
 
 
-def test_by_tensorflow_operations(strategies, monkeypatch):
+def test_a_worker_that_differs_is_named_by_tensorflow_operations(
+    strategies, monkeypatch
+):
     monkeypatch.setattr(native, "is_available", lambda variables: False)
     trainer, gradients = train(
         strategies[2], dgc(0.99, diagnostics=tf_dgc.Diagnostics(check_every=1))
@@ -81,9 +83,9 @@ def test_by_tensorflow_operations(strategies, monkeypatch):
 
 @pytest.mark.parametrize("sparsity", [0.0, 0.99], ids=["dense", "sparse"])
 def test_equal_workers_are_left_alone(strategies, monkeypatch, sparsity):
-    """With NaN, too; other steps carry nothing, and all that is carried is counted."""
-    handed_over = record_collectives(monkeypatch)
-    found = {}
+    """Also with NaN; only checked steps send checksums, and their bytes are counted."""
+    sent_bytes = record_collectives(monkeypatch)
+    results = {}
     for every in (None, 2):
         trainer, gradients = train(
             strategies[2],
@@ -93,15 +95,16 @@ def test_equal_workers_are_left_alone(strategies, monkeypatch, sparsity):
             assign(trainer, trainer.variables[1], replica, np.nan)
         sizes = []
         for step in gradients:
-            handed_over.clear()
+            sent_bytes.clear()
             trainer.step(step)
             sizes.append(trainer.optimizer.stats.bytes_per_step)
-            assert handed_over == sizes[-1:] * 2
-        found[every] = np.array(sizes), trainer.weights()
-    plain, weights = found[None]
+            assert sent_bytes == sizes[-1:] * 2
+        results[every] = np.array(sizes), trainer.weights()
+    plain, weights = results[None]
     extra = 2 * 2 * 4 * 4 if sparsity == 0.0 else 4 * (1 + 2)
-    np.testing.assert_array_equal(found[2][0] - plain, extra * np.array([1, 0, 1, 0]))
-    for one, other in zip(weights, found[2][1], strict=True):
+    sizes, checked_weights = results[2]
+    np.testing.assert_array_equal(sizes - plain, extra * np.array([1, 0, 1, 0]))
+    for one, other in zip(weights, checked_weights, strict=True):
         np.testing.assert_array_equal(one, other)
 
 
@@ -112,8 +115,8 @@ def test_warning(strategies, capfd):
     for step in gradients:
         trainer.step(step)
     assert trainer.optimizer.stats.steps == 4
-    said = [x for x in capfd.readouterr().err.splitlines() if "Workers differ" in x]
-    assert [x[: x.index(": replica")] for x in said] == [
+    lines = [x for x in capfd.readouterr().err.splitlines() if "Workers differ" in x]
+    assert [x[: x.index(": replica")] for x in lines] == [
         f"WARNING: tf_dgc: Workers differ at iteration {i}" for i in (0, 2)
     ]
 
@@ -145,23 +148,23 @@ def test_checksums(dtype):
 
 def test_all_nans_are_the_same():
     bits = np.array([0x7FC00000, 0xFFC00001, 0x7F800001], np.uint32)
-    found = [
+    checksums = [
         int(divergence.checksums([keras.Variable(np.full(3, b).view("float32"))])[0])
         for b in bits
     ]
-    assert len(set(found)) == 1
+    assert len(set(checksums)) == 1
 
 
 def test_most_workers_are_right():
-    found = np.array([[1, 5, 9], [2, 5, 9], [1, 5, 8], [1, 6, 9]])
+    checksums = np.array([[1, 5, 9], [2, 5, 9], [1, 5, 8], [1, 6, 9]])
     replicas, variables = [f"worker {i}" for i in range(4)], ["a", "b", "c"]
-    assert divergence.describe_differences(found, replicas, variables) == (
+    assert divergence.describe_differences(checksums, replicas, variables) == (
         "worker 1 from worker 0 in a, 1 of 3 variables; "
         "worker 3 from worker 0 in b, 1 of 3 variables; "
         "worker 2 from worker 0 in c, 1 of 3 variables"
     )
-    found = np.array([[1] * 8, [2] * 8])
-    text = divergence.describe_differences(found, replicas[:2], list("abcdefgh"))
+    checksums = np.array([[1] * 8, [2] * 8])
+    text = divergence.describe_differences(checksums, replicas[:2], list("abcdefgh"))
     assert text == "worker 1 from worker 0 in a, b, c, d, e, ..., 8 of 8 variables"
 
 

@@ -1,10 +1,10 @@
-"""Another number of workers goes on from a checkpoint: nothing is lost.
+"""Resuming a checkpoint with another number of workers loses nothing.
 
-That every method does is in `tests/compressors/test_compressors.py`.
+`tests/compressors/test_compressors.py` tests this for every method.
 
     pytest -s tests/multiworker/test_elastic.py
 
-prints what is conserved.
+prints norms of the state before and after.
 """
 
 import itertools
@@ -49,14 +49,14 @@ def difference(one, other):
 
 @pytest.fixture(scope="module")
 def trainers(strategies):
-    """Return DGC after three steps, by number of workers."""
+    """Return trainers of DGC after three steps, by number of workers."""
     trainers = {n: make_trainer(strategies[n], dgc) for n in COUNTS}
     for trainer in trainers.values():
         train(trainer, 3)
     return trainers
 
 
-def test_every_number_of_workers_goes_on_from_every_other(trainers):
+def test_every_number_of_workers_resumes_from_every_other(trainers):
     saved = {n: trainer.save() for n, trainer in trainers.items()}
     kinds = ("residual", "velocity")
     totals = {
@@ -85,8 +85,8 @@ def test_every_number_of_workers_goes_on_from_every_other(trainers):
                 np.testing.assert_array_equal(copy, copies[0])
 
 
-def test_what_is_sent_and_what_is_kept_add_up_across_restarts(strategies):
-    """From 2 to 3 to 1 workers: weights have moved by all gradients but what waits."""
+def test_updates_and_residuals_add_up_across_restarts(strategies):
+    """From 2 to 3 to 1 workers, weights change by all gradients minus the residuals."""
     weights = initial_weights("float64", SHAPES)
     saved, expected = None, [w.copy() for w in weights]
     for num_workers in (2, 3, 1):
@@ -103,34 +103,34 @@ def test_what_is_sent_and_what_is_kept_add_up_across_restarts(strategies):
                 expected[i] -= sum(worker[i] for worker in gradients)
         saved = trainer.save()
     for i, residual in enumerate(trainer.optimizer.residual):
-        arrived = trainer.weights()[i] - residual.gather().sum(axis=0)
-        np.testing.assert_allclose(arrived, expected[i], rtol=0, atol=1e-12)
+        total = trainer.weights()[i] - residual.gather().sum(axis=0)
+        np.testing.assert_allclose(total, expected[i], rtol=0, atol=1e-12)
 
 
 @pytest.mark.parametrize(
-    ("name", "mine", "everyones"),
+    ("name", "local", "shared"),
     [("diana", "shift", "shift_sum"), ("laq", "uploaded", "uploaded_sum")],
 )
-def test_shares_still_add_up_to_what_everyone_knows(strategies, name, mine, everyones):
+def test_local_state_still_adds_up_to_the_shared_sum(strategies, name, local, shared):
     def make():
         return tf_dgc.CompressedOptimizer(SGD(0.01), name)
 
     def gap(trainer):
         state = trainer.optimizer.compressor_state[0]
-        return difference(state[everyones].numpy(), state[mine].gather().sum(axis=0))
+        return difference(state[shared].numpy(), state[local].gather().sum(axis=0))
 
     two = make_trainer(strategies[2], make)
     train(two, 3)
     other = make_trainer(strategies[3], make)
     other.load(two.save())
-    assert np.any(other.optimizer.compressor_state[0][everyones].numpy())
+    assert np.any(other.optimizer.compressor_state[0][shared].numpy())
     assert gap(other) < 1e-6
     train(other, 3, seed=3)
     assert gap(other) < 1e-6
 
 
 class Remembers(Quantizer):
-    """Has state of every rule."""
+    """Has state with each of the rescaling rules."""
 
     name = "remembers"
     reference = "this test"
@@ -150,7 +150,7 @@ class Remembers(Quantizer):
         return Result(values, values, {})
 
 
-def test_rules(strategies):
+def test_rescaling_rules(strategies):
     def make():
         return tf_dgc.CompressedOptimizer(SGD(0.1), Remembers(), min_compress_size=0)
 
@@ -159,11 +159,11 @@ def test_rules(strategies):
         variable.scatter(np.array([[1.0, 2.0], [4.0, 8.0]], "float32"))
     three = make_trainer(strategies[3], make)
     three.load(two.save())
-    found = {
+    values = {
         rule: variable.gather().tolist()
         for rule, variable in three.optimizer.compressor_state[0].items()
     }
-    assert found == {
+    assert values == {
         "sum": [pytest.approx([5 / 3, 10 / 3])] * 3,
         "mean": [[2.5, 5.0]] * 3,
         "largest": [[4.0, 8.0]] * 3,
@@ -171,7 +171,7 @@ def test_rules(strategies):
     }
 
 
-def test_a_rule_that_is_none():
+def test_an_unknown_rescaling_rule_is_refused():
     class Wrong(Remembers):
         def state(self, shape):
             return {"memory": StateSpec((2,), rescaling="median")}

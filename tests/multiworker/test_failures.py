@@ -1,4 +1,4 @@
-"""What workers say of each other's failures."""
+"""Errors of workers about each other's failures."""
 
 import dataclasses
 import os
@@ -32,26 +32,28 @@ STRATEGY = types.SimpleNamespace(
 
 NOT_CONNECTED = "Agent must be in CONNECTED state. It is currently in ERROR."
 GONE = "failed to connect to all addresses\n... /tensorflow.CoordinationService/Barrier"
-TOLD = "Collective ops is aborted by: tf_dgc: worker 0 (a:1) ended with ValueError: no"
+ABORT_MESSAGE = (
+    "Collective ops is aborted by: tf_dgc: worker 0 (a:1) ended with ValueError: no"
+)
 
 
 @pytest.fixture(autouse=True)
-def _not_told(monkeypatch):
+def _nothing_reported(monkeypatch):
     monkeypatch.setattr(failures, "reported", threading.Event())
 
 
 @pytest.fixture(autouse=True)
 def notes(monkeypatch):
-    """What the workers have published, of which there are none here."""
-    found = {}
+    """Return the dictionary that stands for the published keys of all workers."""
+    published = {}
 
     def lookup(key, seconds):
-        if key not in found:
+        if key not in published:
             raise tf.errors.DeadlineExceededError(None, None, "nobody published it")
-        return found[key]
+        return published[key]
 
     monkeypatch.setattr(coordination, "lookup", lookup)
-    return found
+    return published
 
 
 @pytest.mark.parametrize(
@@ -84,7 +86,7 @@ def notes(monkeypatch):
             "/tensorflow.WorkerService/RecvBuf:",
             "the connection to worker 0 (a:1) broke",
         ),
-        (  # what worker 0 heard of worker 2, and passed on
+        (  # worker 0 passes on an error about worker 2
             "Collective ops is aborted by: Collective ops is aborted by: "
             "recvmsg:Connection reset by peer\nAdditional GRPC error information from "
             "remote target /job:worker/replica:0/task:2 while calling "
@@ -111,9 +113,9 @@ def notes(monkeypatch):
     ],
 )  # fmt: skip
 def test_errors_about_other_workers(message, named):
-    found = failures.explain_error(STRATEGY, message)
-    assert found.startswith(named)
-    assert "googleapis" not in found
+    reason = failures.explain_error(STRATEGY, message)
+    assert reason.startswith(named)
+    assert "googleapis" not in reason
 
 
 @pytest.mark.parametrize(
@@ -126,8 +128,8 @@ def test_errors_about_other_workers(message, named):
         "/tensorflow.WorkerService/RecvBuf:",
     ],
 )
-def test_a_worker_that_left_word_has_ended(monkeypatch, notes, message):
-    """By itself, as `sys.exit` in its program does: neither killed nor cut off."""
+def test_a_worker_that_published_its_end_has_ended(monkeypatch, notes, message):
+    """Its program ended, as by `sys.exit`: it was neither killed nor cut off."""
     leaving = types.SimpleNamespace(
         cluster_resolver=types.SimpleNamespace(task_type="worker", task_id=2)
     )
@@ -137,28 +139,28 @@ def test_a_worker_that_left_word_has_ended(monkeypatch, notes, message):
     assert "has ended" not in failures.explain_error(STRATEGY, message)
     failures.reported.clear()
     failures.note_end(leaving)
-    found = failures.explain_error(STRATEGY, message)
-    assert found.startswith("worker 2 (c:3) has ended: its program was over")
+    reason = failures.explain_error(STRATEGY, message)
+    assert reason.startswith("worker 2 (c:3) has ended: its program was over")
 
 
 @pytest.mark.parametrize(
     ("message", "first", "named"),
     [
-        (NOT_CONNECTED, TOLD, "worker 0 (a:1) ended with ValueError: no"),
-        (GONE, TOLD, "worker 0 (a:1) ended with ValueError: no"),
+        (NOT_CONNECTED, ABORT_MESSAGE, "worker 0 (a:1) ended with ValueError: no"),
+        (GONE, ABORT_MESSAGE, "worker 0 (a:1) ended with ValueError: no"),
         (GONE, "", "worker 0 (a:1), which coordinates all, cannot be reached"),
         (GONE, "timed out", "worker 0 (a:1), which coordinates all, cannot be reached"),
         (NOT_CONNECTED, "", None),
-        ("Barrier timed out. Id: tf_dgc/3::0.", TOLD, None),
+        ("Barrier timed out. Id: tf_dgc/3::0.", ABORT_MESSAGE, None),
     ],
 )
-def test_the_first_reason_is_asked_for(monkeypatch, message, first, named):
-    """Later errors of TensorFlow are about where this worker is now."""
+def test_the_first_reason_is_reported(monkeypatch, message, first, named):
+    """Later errors of TensorFlow describe this worker's current operation."""
     hook = types.SimpleNamespace(abort_message=lambda seconds: first)
     monkeypatch.setattr(tf_collectives, "get_cross_device_ops", lambda strategy: hook)
-    found = failures.find_reason(STRATEGY, message)
-    assert (found or "").startswith(named or "")
-    assert (found is None) == (named is None)
+    reason = failures.find_reason(STRATEGY, message)
+    assert (reason or "").startswith(named or "")
+    assert (reason is None) == (named is None)
 
 
 @pytest.mark.parametrize(
@@ -175,7 +177,7 @@ def test_errors_that_are_about_no_other_worker(message):
 
 
 def position(started, finished=None, tracing=False, **groups):
-    """Return a position: counts of all workers, and `_0_2=(3, 2)` of a group."""
+    """Return a position; `_0_2=(3, 2)` are the counts of workers 0 and 2's group."""
     counts = {None: (started, started if finished is None else finished)}
     for group, pair in groups.items():
         counts[tuple(int(index) for index in group[1:].split("_"))] = pair
@@ -183,20 +185,22 @@ def position(started, finished=None, tracing=False, **groups):
 
 
 @pytest.mark.parametrize(
-    ("others", "waited", "said"),
+    ("others", "waited", "expected"),
     [
         ([position(9), position(8)], 5, None),
         ([position(9), position(8)], 11, "for worker 2 (c:3) (at f.py:3), which respo"),
         ([position(9), position(8, tracing=True)], 11, None),
         ([position(9), position(8, tracing=True)], 31, "for worker 2 (c:3)"),
         ([position(9), None], 11, "for worker 2 (c:3), of which nothing"),
-        # They wait as well, for the network: TCP's next attempt takes twice as long.
+        # All wait for the network: TCP's next attempt takes twice as long.
         ([position(9, 8), position(9, 8)], 19, None),
         ([position(9, 8), position(9, 8)], 21, "for data from worker 0 (a:1) and wor"),
         ([position(10, 9), position(8, 7)], 19, None),
     ],
 )
-def test_who_is_waited_for(monkeypatch, others, waited, said):
+def test_reason_names_the_worker_that_is_waited_for(
+    monkeypatch, others, waited, expected
+):
     monkeypatch.setenv(workers.TIMEOUT_VARIABLE, "10")
     monkeypatch.setenv(workers.TRACING_TIMEOUT_VARIABLE, "30")
     watch = Watch(STRATEGY, lambda: {None: [9, 8]})
@@ -207,13 +211,13 @@ def test_who_is_waited_for(monkeypatch, others, waited, said):
     assert watch._reason_to_give_up(position(9, 8)) is None
     now += waited
     reason = watch._reason_to_give_up(position(9, 8))
-    assert (said in reason) if said else (reason is None)
+    assert (expected in reason) if expected else (reason is None)
 
 
 @pytest.mark.parametrize(
-    ("mine", "others", "waited", "said"),
+    ("own_position", "others", "waited", "expected"),
     [
-        # Worker 1 waits in a group with worker 2. What worker 0 does is of no concern.
+        # Worker 1 waits in a group with worker 2; worker 0 is not part of it.
         ((3, 2), [position(0), position(9, _1_2=(3, 2))], 19, None),
         ((3, 2), [None, position(9, _1_2=(3, 2))], 19, None),
         ((3, 2), [None, None], 11, "for worker 2 (c:3), of which nothing"),
@@ -223,45 +227,47 @@ def test_who_is_waited_for(monkeypatch, others, waited, said):
             11,
             "3 of workers 1, 2 for",
         ),
-        # Who is behind waits for somebody else, and blames them.
+        # The worker that is behind waits for another one, and names that one.
         ((3, 2), [position(9), position(9, _0_2=(5, 4), _1_2=(2, 2))], 19, None),
         ((3, 2), [None, position(9, 8)], 19, None),
         ((3, 2), [position(9), position(9, _1_2=(3, 2))], 21, "for data from worker 2"),
         ((3, 3), [None, position(9)], 100, None),
     ],
 )
-def test_who_is_waited_for_in_a_group(monkeypatch, mine, others, waited, said):
+def test_reason_names_the_worker_that_a_group_waits_for(
+    monkeypatch, own_position, others, waited, expected
+):
     monkeypatch.setenv(workers.TIMEOUT_VARIABLE, "10")
     watch = Watch(STRATEGY, dict)
     published = dict(zip(["worker 0", "worker 2"], others, strict=True))
     monkeypatch.setattr(watch, "_lookup", published.get)
     now = time.monotonic()
     monkeypatch.setattr(time, "monotonic", lambda: now)
-    assert watch._reason_to_give_up(position(9, _1_2=mine)) is None
+    assert watch._reason_to_give_up(position(9, _1_2=own_position)) is None
     now += waited
-    reason = watch._reason_to_give_up(position(9, _1_2=mine))
-    assert (said in reason) if said else (reason is None)
+    reason = watch._reason_to_give_up(position(9, _1_2=own_position))
+    assert (expected in reason) if expected else (reason is None)
 
 
-def test_a_position_as_text():
-    for there in (
+def test_position_survives_json():
+    for value in (
         position(9),
         position(9, 8, True, _0_2=(3, 2), _1_2=(4, 4)),
         pending(position(9, 8, _0_2=(3, 2)), {None: 7, (0, 2): 8}),
     ):
-        assert Position.from_json(there.to_json()) == there
+        assert Position.from_json(value.to_json()) == value
 
 
 def pending(position, keys, line=""):
-    """Return a position with what is known of the collectives that are waited in."""
+    """Return a position with the keys of the pending collectives."""
     collectives = {group: Collective(key, f"sum {key}") for group, key in keys.items()}
     return dataclasses.replace(position, line=line, collectives=collectives)
 
 
 @pytest.mark.parametrize(
-    ("mine", "others", "waited", "places"),
+    ("own_position", "others", "waited", "places"),
     [
-        # In their 9th collectives, which are not the same one.
+        # The 9th collectives of the workers differ.
         (
             pending(position(9, 8), {None: 1}, "predict(x)"),
             [pending(position(9, 8), {None: 1}), pending(position(9, 8), {None: 2})],
@@ -280,7 +286,7 @@ def pending(position, keys, line=""):
             5,
             ["1 (b:2) at f.py:3 [sum 1]", "2 (c:3) at f.py:3 [sum 2]"],
         ),
-        # It is not yet known what the other one waits in, or it is as far as that.
+        # The other one's collective is not yet known, or it is not that far.
         (
             pending(position(9, 8), {None: 1}),
             [position(9, 8), position(9, 8)],
@@ -294,7 +300,7 @@ def pending(position, keys, line=""):
             None,
         ),
         (position(9, 8), [pending(position(9, 8), {None: 2})] * 2, 19, None),
-        # Each waits in a group to which the other one does not come.
+        # Each waits in a group that the other one does not join.
         (
             position(9, 8, _1_2=(3, 3)),
             [position(9, 8), position(8, _1_2=(4, 3))],
@@ -309,7 +315,9 @@ def pending(position, keys, line=""):
         ),
     ],
 )
-def test_workers_in_different_collectives(monkeypatch, mine, others, waited, places):
+def test_workers_in_different_collectives(
+    monkeypatch, own_position, others, waited, places
+):
     monkeypatch.setenv(workers.TIMEOUT_VARIABLE, "10")
     watch = Watch(STRATEGY, lambda: {None: [9, 8]})
     watch._contacted = {"worker 0", "worker 2"}
@@ -317,13 +325,13 @@ def test_workers_in_different_collectives(monkeypatch, mine, others, waited, pla
     monkeypatch.setattr(watch, "_lookup", published.get)
     now = time.monotonic()
     monkeypatch.setattr(time, "monotonic", lambda: now)
-    assert watch._reason_to_give_up(mine) is None
+    assert watch._reason_to_give_up(own_position) is None
     now += waited
-    reason = watch._reason_to_give_up(mine)
+    reason = watch._reason_to_give_up(own_position)
     if places is None:
         assert reason is None
         return
-    assert "\n" not in reason  # or TensorFlow's log has it on several lines
+    assert "\n" not in reason  # otherwise TensorFlow's log splits it into lines
     head, *lines = failures.error_text(STRATEGY, reason).splitlines()
     assert head.startswith("tf_dgc: worker 1 (b:2) cannot go on: the workers are in di")
     for place, line in zip(places, lines, strict=False):
@@ -332,51 +340,56 @@ def test_workers_in_different_collectives(monkeypatch, mine, others, waited, pla
     assert lines[-1] == failures.ALL_ALIKE
 
 
-def test_who_waits_in_the_background_may_come_all_the_same(monkeypatch):
-    """By another thread: the network is too slow for it, as far as is known."""
+def test_a_worker_that_waits_in_the_background_is_not_blamed(monkeypatch):
+    """Another thread of it may join the collective; the reason names the network."""
     monkeypatch.setenv(workers.TIMEOUT_VARIABLE, "10")
     watch = Watch(STRATEGY, lambda: {None: [9, 8]})
-    mine = dataclasses.replace(
+    own_position = dataclasses.replace(
         position(9, 8), counts={None: (9, 8), (-1, 1, 2): (3, 3)}
     )
-    other = dataclasses.replace(mine, counts={None: (8, 8), (-1, 1, 2): (4, 3)})
+    other = dataclasses.replace(own_position, counts={None: (8, 8), (-1, 1, 2): (4, 3)})
     monkeypatch.setattr(watch, "_lookup", lambda peer: other)
     now = time.monotonic()
-    for later, said in [(0, None), (19, None), (21, "the network is too slow")]:
-        monkeypatch.setattr(time, "monotonic", lambda later=later: now + later)
-        reason = watch._reason_to_give_up(mine)
-        assert (said in reason) if said else (reason is None)
+    for elapsed, expected in [(0, None), (19, None), (21, "the network is too slow")]:
+        monkeypatch.setattr(time, "monotonic", lambda elapsed=elapsed: now + elapsed)
+        reason = watch._reason_to_give_up(own_position)
+        assert (expected in reason) if expected else (reason is None)
 
 
-def test_progress_of_anyone_counts(monkeypatch):
-    """While two workers wait for a third, pieces may go between these two."""
+def test_progress_of_any_worker_counts(monkeypatch):
+    """While one worker waits, the others may exchange chunks with each other."""
     monkeypatch.setenv(workers.TIMEOUT_VARIABLE, "10")
     watch = Watch(STRATEGY, lambda: {None: [9, 8]})
     start = time.monotonic()
-    for later in range(0, 60, 5):
-        monkeypatch.setattr(time, "monotonic", lambda later=later: start + later)
-        there = position(20 + later, 19 + later)
-        monkeypatch.setattr(watch, "_lookup", lambda peer, there=there: there)
+    for elapsed in range(0, 60, 5):
+        monkeypatch.setattr(time, "monotonic", lambda elapsed=elapsed: start + elapsed)
+        other = position(20 + elapsed, 19 + elapsed)
+        monkeypatch.setattr(watch, "_lookup", lambda peer, other=other: other)
         assert watch._reason_to_give_up(position(9, 8)) is None
     monkeypatch.setattr(time, "monotonic", lambda: start + 76)
     assert "the network is too slow" in watch._reason_to_give_up(position(9, 8))
 
 
-def test_a_peer_that_was_heard_is_not_silent_at_once(monkeypatch):
-    """A lookup that takes too long says something about the network only."""
+def test_one_failed_lookup_does_not_make_a_peer_silent(monkeypatch):
+    """A lookup may time out because the network is slow."""
     monkeypatch.setenv(workers.TIMEOUT_VARIABLE, "10")
     watch = Watch(STRATEGY, lambda: {None: [9, 8]})
     start = time.monotonic()
-    for later, heard, blamed in [(0, True, False), (6, True, False), (11, False, False),
-                                 (19, False, False), (21, False, True)]:  # fmt: skip
-        monkeypatch.setattr(time, "monotonic", lambda later=later: start + later)
-        there = position(9, 8) if heard else None
-        monkeypatch.setattr(watch, "_lookup", lambda peer, there=there: there)
+    for elapsed, responds, blamed in [
+        (0, True, False),
+        (6, True, False),
+        (11, False, False),
+        (19, False, False),
+        (21, False, True),
+    ]:
+        monkeypatch.setattr(time, "monotonic", lambda elapsed=elapsed: start + elapsed)
+        other = position(9, 8) if responds else None
+        monkeypatch.setattr(watch, "_lookup", lambda peer, other=other: other)
         assert (watch._reason_to_give_up(position(9, 8)) is not None) == blamed
 
 
-def test_peers_are_heard_before_the_network_is_busy(monkeypatch):
-    """One that did not come yet does not keep the others from being known."""
+def test_peers_are_contacted_before_the_network_is_busy(monkeypatch):
+    """A peer that has not started does not delay contact with the others."""
     monkeypatch.setenv(workers.TIMEOUT_VARIABLE, "10")
     watch = Watch(STRATEGY, lambda: [9, 8])
     published = {"worker 0": position(9, 8)}
@@ -394,24 +407,33 @@ def test_time_of_tracing_does_not_count(monkeypatch):
     monkeypatch.setenv(workers.TIMEOUT_VARIABLE, "10")
     watch = Watch(STRATEGY, lambda: {None: [9, 8]})
     start = time.monotonic()
-    for later, tracing, blamed in [(0, True, False), (20, True, False),
-                                   (21, False, False), (31, False, True)]:  # fmt: skip
-        monkeypatch.setattr(time, "monotonic", lambda later=later: start + later)
-        there = position(8, tracing=tracing)
-        monkeypatch.setattr(watch, "_lookup", lambda peer, there=there: there)
+    for elapsed, tracing, blamed in [
+        (0, True, False),
+        (20, True, False),
+        (21, False, False),
+        (31, False, True),
+    ]:
+        monkeypatch.setattr(time, "monotonic", lambda elapsed=elapsed: start + elapsed)
+        other = position(8, tracing=tracing)
+        monkeypatch.setattr(watch, "_lookup", lambda peer, other=other: other)
         assert (watch._reason_to_give_up(position(9, 8)) is not None) == blamed
 
 
-def test_who_got_stuck_while_it_traced_is_not_excused(monkeypatch):
-    """Its position says for ever that it traces; the beat says that it does."""
+def test_a_worker_stuck_while_tracing_is_blamed(monkeypatch):
+    """Its last position says that it traces, but its beat no longer changes."""
     monkeypatch.setenv(workers.TIMEOUT_VARIABLE, "10")
     watch = Watch(STRATEGY, lambda: {None: [9, 8]})
     start = time.monotonic()
-    for later, beat, blamed in [(0, 1, False), (6, 1, False), (20, 2, False),
-                                (28, 2, False), (31, 2, True)]:  # fmt: skip
-        monkeypatch.setattr(time, "monotonic", lambda later=later: start + later)
-        there = dataclasses.replace(position(8, tracing=True), beat=beat)
-        monkeypatch.setattr(watch, "_lookup", lambda peer, there=there: there)
+    for elapsed, beat, blamed in [
+        (0, 1, False),
+        (6, 1, False),
+        (20, 2, False),
+        (28, 2, False),
+        (31, 2, True),
+    ]:
+        monkeypatch.setattr(time, "monotonic", lambda elapsed=elapsed: start + elapsed)
+        other = dataclasses.replace(position(8, tracing=True), beat=beat)
+        monkeypatch.setattr(watch, "_lookup", lambda peer, other=other: other)
         assert (watch._reason_to_give_up(position(9, 8)) is not None) == blamed
 
 
@@ -419,8 +441,8 @@ def test_a_worker_that_waits_for_nobody_blames_nobody(monkeypatch):
     monkeypatch.setenv(workers.TIMEOUT_VARIABLE, "10")
     watch = Watch(STRATEGY, lambda: {None: [9, 9]})
     now = time.monotonic()
-    for later in (0, 100):
-        monkeypatch.setattr(time, "monotonic", lambda later=later: now + later)
+    for elapsed in (0, 100):
+        monkeypatch.setattr(time, "monotonic", lambda elapsed=elapsed: now + elapsed)
         assert watch._reason_to_give_up(position(9, 9)) is None
 
 
@@ -439,7 +461,7 @@ def test_all_workers_meet():
         assert [call.result() for call in calls] == [None] * 3
 
 
-def test_only_those_who_are_missing_are_named():
+def test_only_missing_workers_are_named():
     addresses = free_addresses(3)
     with rendezvous.ThreadPoolExecutor(2) as threads:
         calls = [
@@ -487,7 +509,7 @@ def test_a_port_that_stays_busy_is_named():
 
 
 def test_no_answer_from_the_worker_that_coordinates(monkeypatch):
-    """What waits for it is left behind, and the error is one that names it."""
+    """The call is abandoned, and the error names that worker."""
     answer = threading.Event()
     monkeypatch.setattr(coordination, "_call", lambda *_: answer.wait(20))
     start = time.monotonic()
@@ -495,12 +517,12 @@ def test_no_answer_from_the_worker_that_coordinates(monkeypatch):
         coordination.report_error("it failed", 0.1)
     answer.set()
     assert time.monotonic() - start < 10
-    what = failures.explain_error(STRATEGY, caught.value.message)
-    assert what.startswith("worker 0 (a:1), which coordinates all, cannot be reached")
+    reason = failures.explain_error(STRATEGY, caught.value.message)
+    assert reason.startswith("worker 0 (a:1), which coordinates all, cannot be reached")
 
 
-def test_who_speaks():
-    """A server of TensorFlow does; a stopped process only lets others connect."""
+def test_only_a_running_server_speaks():
+    """A stopped process still accepts connections, but does not answer."""
     server = tf.distribute.Server.create_local_server()
     assert rendezvous._speaks(server.target.removeprefix("grpc://"))
     with socket.create_server(("127.0.0.1", 0)) as stopped:
@@ -509,17 +531,27 @@ def test_who_speaks():
     assert not rendezvous._speaks(gone)
 
 
-WAITED = "worker 2 (c:3) has waited 8 s in collective 24 for worker {}, which responds "
-WAITED += "but does not come"
+WAIT_REASON = (
+    "worker 2 (c:3) has waited 8 s in collective 24 for worker {}, which responds "
+    "but does not come"
+)
 
 
 @pytest.mark.parametrize(
-    ("error", "reason", "here"),
+    ("error", "reason", "names_this_worker"),
     [
-        (f"tf_dgc: {WAITED.format('1 (b:2)')}", WAITED.format("1 (b:2)"), True),
-        (f"tf_dgc: {WAITED.format('0 (a:1)')}", WAITED.format("0 (a:1)"), False),
         (
-            f"tf_dgc: {WAITED.format('0 (a:1)')}".replace("2 (c:3)", "1 (b:2)"),
+            f"tf_dgc: {WAIT_REASON.format('1 (b:2)')}",
+            WAIT_REASON.format("1 (b:2)"),
+            True,
+        ),
+        (
+            f"tf_dgc: {WAIT_REASON.format('0 (a:1)')}",
+            WAIT_REASON.format("0 (a:1)"),
+            False,
+        ),
+        (
+            f"tf_dgc: {WAIT_REASON.format('0 (a:1)')}".replace("2 (c:3)", "1 (b:2)"),
             "worker 1 (b:2) has waited 8 s in collective 24 for worker 0 (a:1)",
             False,
         ),
@@ -528,41 +560,43 @@ WAITED += "but does not come"
         ("/job:worker/replica:0/task:2 heartbeat timeout", "2 (c:3) does not", False),
     ],
 )
-def test_a_worker_that_others_waited_for_says_where_it_was(
-    monkeypatch, error, reason, here
+def test_a_worker_that_others_waited_for_reports_its_place(
+    monkeypatch, error, reason, names_this_worker
 ):
     """The others' limit may end before its own, on a loaded machine."""
 
-    def fails(name, seconds):
+    def fail(name, seconds):
         raise tf.errors.UnavailableError(None, None, error)
 
     monkeypatch.setattr(consensus, "is_multi_worker", lambda strategy: True)
-    monkeypatch.setattr(coordination, "wait_at_barrier", fails)
+    monkeypatch.setattr(coordination, "wait_at_barrier", fail)
     monkeypatch.setattr(coordination, "report_error", lambda message, seconds: None)
     with pytest.raises(RuntimeError) as raised:
         consensus.wait_for_workers(STRATEGY, "read `residual`")
     text = str(raised.value)
     assert reason in text
     assert ".." not in text
-    # What a healthy program does wrong is said only where something is.
-    assert ("not on the chief alone" in text) == here
-    assert text.startswith("tf_dgc: worker 1 (b:2) cannot go on") == (not here)
-    if here:
+    # Advice on the program is given only if this worker is at fault.
+    assert ("not on the chief alone" in text) == names_this_worker
+    assert text.startswith("tf_dgc: worker 1 (b:2) cannot go on") == (
+        not names_this_worker
+    )
+    if names_this_worker:
         assert "waited for the others to read `residual`, and meanwhile work" in text
 
 
-TOLD_ERROR = "tf_dgc: worker 1 (b:2) cannot go on: worker 2 (c:3) failed\n  so it is"
-WHILE_TRACING = (
+PEER_ERROR = "tf_dgc: worker 1 (b:2) cannot go on: worker 2 (c:3) failed\n  so it is"
+PEER_ERROR_WHILE_TRACING = (
     "in user code:\n\n    File 'x.py', line 3, in step  *\n        apply()\n\n"
     "    RuntimeError: "
-) + TOLD_ERROR.replace("\n", "\n    ")
+) + PEER_ERROR.replace("\n", "\n    ")
 
 
 @pytest.fixture
 def show_end(monkeypatch, capsys):
-    """Return what raises an error, and returns what it shows at the end and tells."""
-    told = []
-    monkeypatch.setattr(failures, "report_to_workers", told.append)
+    """Return a function that raises an error, and returns output and reports."""
+    reports = []
+    monkeypatch.setattr(failures, "report_to_workers", reports.append)
     monkeypatch.setattr(sys, "excepthook", sys.__excepthook__)
     failures.show_own_errors_plainly()
     failures.report_uncaught_exceptions(STRATEGY)
@@ -572,7 +606,7 @@ def show_end(monkeypatch, capsys):
             raise error
         except BaseException:
             sys.excepthook(*sys.exc_info())
-        return capsys.readouterr().err, told
+        return capsys.readouterr().err, reports
 
     return show
 
@@ -580,10 +614,12 @@ def show_end(monkeypatch, capsys):
 @pytest.mark.parametrize(
     ("error", "last"),
     [
-        (RuntimeError(TOLD_ERROR), f"RuntimeError: {TOLD_ERROR}"),
-        (RuntimeError(WHILE_TRACING), f"RuntimeError: {TOLD_ERROR}"),
+        (RuntimeError(PEER_ERROR), f"RuntimeError: {PEER_ERROR}"),
+        (RuntimeError(PEER_ERROR_WHILE_TRACING), f"RuntimeError: {PEER_ERROR}"),
         (
-            tf.errors.UnavailableError(None, None, f"{TOLD}\n\t [[{{node x}}]]"),
+            tf.errors.UnavailableError(
+                None, None, f"{ABORT_MESSAGE}\n\t [[{{node x}}]]"
+            ),
             "RuntimeError: tf_dgc: worker 1 (b:2) cannot go on: worker 0 (a:1) ended "
             f"with ValueError: no. {failures.ADVICE}",
         ),
@@ -592,49 +628,49 @@ def show_end(monkeypatch, capsys):
 def test_an_error_about_other_workers_is_shown_without_a_traceback(
     show_end, error, last
 ):
-    shown, told = show_end(error)
-    where, _, text = shown.partition("\n")
+    output, reports = show_end(error)
+    where, _, text = output.partition("\n")
     assert re.fullmatch(rf"At {re.escape(__file__)}:\d+ in show: raise error", where)
     assert text == f"{last}\n"
-    assert not any("ended with RuntimeError" in reason for reason in told)
+    assert not any("ended with RuntimeError" in reason for reason in reports)
 
 
 @pytest.mark.parametrize(
     "error",
     [
-        ValueError(TOLD_ERROR),
+        ValueError(PEER_ERROR),
         RuntimeError("no"),
         tf.errors.InvalidArgumentError(None, None, "Incompatible shapes"),
     ],
 )
 def test_an_error_of_the_program_is_shown_with_a_traceback(show_end, error):
-    shown, told = show_end(error)
-    assert shown.startswith("Traceback (most recent call last):")
-    assert told[0].startswith(f"worker 1 (b:2) ended with {type(error).__name__}: ")
+    output, reports = show_end(error)
+    assert output.startswith("Traceback (most recent call last):")
+    assert reports[0].startswith(f"worker 1 (b:2) ended with {type(error).__name__}: ")
 
 
-def test_tracebacks_are_shown_to_those_who_want_them(show_end, monkeypatch):
+def test_tracebacks_are_shown_without_traceback_filtering(show_end, monkeypatch):
     monkeypatch.setattr(keras.config, "is_traceback_filtering_enabled", lambda: False)
-    shown, _ = show_end(RuntimeError(TOLD_ERROR))
-    assert shown.startswith("Traceback (most recent call last):")
+    output, _ = show_end(RuntimeError(PEER_ERROR))
+    assert output.startswith("Traceback (most recent call last):")
 
 
 def test_an_interrupt_does_not_hide_the_reason(show_end):
-    """`tf-dgc run` interrupts a worker while that finds out why it ends."""
+    """`tf-dgc run` may interrupt a worker while it looks for the reason of its end."""
     interrupt = KeyboardInterrupt()
-    interrupt.__context__ = tf.errors.UnavailableError(None, None, TOLD)
-    shown, _ = show_end(interrupt)
-    assert "RuntimeError: tf_dgc: worker 1 (b:2) cannot go on: worker 0 (a:1)" in shown
-    assert "KeyboardInterrupt" not in shown
+    interrupt.__context__ = tf.errors.UnavailableError(None, None, ABORT_MESSAGE)
+    output, _ = show_end(interrupt)
+    assert "RuntimeError: tf_dgc: worker 1 (b:2) cannot go on: worker 0 (a:1)" in output
+    assert "KeyboardInterrupt" not in output
     assert "KeyboardInterrupt" in show_end(KeyboardInterrupt())[0]
 
 
 def test_two_workers_that_write_one_hdf5_file(monkeypatch, tmp_path, capsys):
-    """As `model.save_weights` does, before anything of this package is reached."""
+    """`model.save_weights` does so before it calls anything of this package."""
     path = str(tmp_path / "m.weights.h5")
     writes = f"import h5py; f = h5py.File({path!r}, 'w'); print(flush=True); input()"
-    told = []
-    monkeypatch.setattr(failures, "report_to_workers", told.append)
+    reports = []
+    monkeypatch.setattr(failures, "report_to_workers", reports.append)
     monkeypatch.setattr(sys, "excepthook", sys.excepthook)
     failures.report_uncaught_exceptions(STRATEGY)
     other = subprocess.Popen(
@@ -648,10 +684,10 @@ def test_two_workers_that_write_one_hdf5_file(monkeypatch, tmp_path, capsys):
         other.kill()
         other.communicate()
     sys.excepthook(caught.type, caught.value, None)
-    (reason,) = told
+    (reason,) = reports
     assert reason.startswith("worker 1 (b:2) ended with BlockingIOError: ")
-    for said in (reason, capsys.readouterr().err):
-        assert "Save by `tf_dgc.saving.save_weights`" in said
+    for text in (reason, capsys.readouterr().err):
+        assert "Save by `tf_dgc.saving.save_weights`" in text
     sys.excepthook(ValueError, ValueError("no"), None)
-    assert told[1] == "worker 1 (b:2) ended with ValueError: no"
+    assert reports[1] == "worker 1 (b:2) ended with ValueError: no"
     assert "tf_dgc.saving" not in capsys.readouterr().err

@@ -25,7 +25,7 @@ CATCHES = (
     "try:\n    print('ready', flush=True); time.sleep(600)\n"
     "except KeyboardInterrupt:\n    print('caught', flush=True)\n"
 )
-LONG = 100.0  # s: whoever waits so long is not ended by what is tested
+LONG = 100.0  # s: longer than any tested limit
 
 
 @pytest.fixture(autouse=True)
@@ -39,16 +39,18 @@ def _here(monkeypatch, tmp_path):
 def run(tmp_path, body, signals):
     """Run two workers, and signal this process when both are ready.
 
-    `signals` are pairs of seconds to wait before, and number. Returns the exit code,
-    what was printed, and the seconds from the last signal to the end.
+    `signals` are pairs of seconds to wait, and number. Returns the exit code, the
+    output, and the seconds from the last signal to the end.
     """
     script = tmp_path / "script.py"
     script.write_text(HEAD + body)
     output = io.StringIO()
 
     def interrupt():
-        ready = lambda: output.getvalue().count("ready") == 2  # noqa: E731
-        was_ready.append(worker_processes.wait_until(ready, 150))
+        def both_are_ready():
+            return output.getvalue().count("ready") == 2
+
+        was_ready.append(worker_processes.wait_until(both_are_ready, 150))
         for seconds, number in signals:
             time.sleep(seconds)
             sent.append(time.monotonic())
@@ -82,7 +84,7 @@ def test_every_worker_gets_keyboard_interrupt(tmp_path, number):
     assert_gone(output)
 
 
-def test_one_that_does_not_end_is_killed_after_a_time(tmp_path, monkeypatch):
+def test_a_worker_that_does_not_end_is_killed_after_a_time(tmp_path, monkeypatch):
     monkeypatch.setattr(launcher, "_INTERRUPT_SECONDS", 1.0)
     body = IGNORES + "print('ready', flush=True); time.sleep(600)\n"
     code, output, _ = run(tmp_path, body, [(0, signal.SIGINT)])
@@ -91,7 +93,7 @@ def test_one_that_does_not_end_is_killed_after_a_time(tmp_path, monkeypatch):
 
 
 def test_the_second_interrupt_kills_at_once(tmp_path, monkeypatch):
-    """Nobody is left behind."""
+    """Child processes of the workers end, too."""
     monkeypatch.setattr(launcher, "_SAME_SECONDS", 0.0)
     body = IGNORES + "subprocess.Popen(['sleep', '600'])\n"
     body += "print('ready', flush=True); time.sleep(600)\n"
@@ -102,7 +104,7 @@ def test_the_second_interrupt_kills_at_once(tmp_path, monkeypatch):
     assert_gone(output)
 
 
-def test_one_interrupt_that_comes_twice_is_one(tmp_path, monkeypatch):
+def test_an_interrupt_that_arrives_twice_counts_once(tmp_path, monkeypatch):
     monkeypatch.setattr(launcher, "_SAME_SECONDS", 30.0)
     body = CATCHES + "    time.sleep(1); print('saved', flush=True)\n"
     signals = [(0, signal.SIGINT), (0, signal.SIGINT)]
@@ -111,19 +113,19 @@ def test_one_interrupt_that_comes_twice_is_one(tmp_path, monkeypatch):
     assert output.count("saved") == 2
 
 
-def test_one_who_interrupts_again_and_again_is_heard(monkeypatch):
+def test_repeated_interrupts_count_again_after_a_time(monkeypatch):
     times = iter(100 + 0.4 * i for i in range(10))
     monkeypatch.setattr(launcher.time, "monotonic", lambda: next(times))
-    with launcher.Interrupts() as noted:
+    with launcher.Interrupts() as interrupts:
         counts = []
         for _ in range(4):
             os.kill(os.getpid(), signal.SIGINT)
-            counts.append(noted.count)
+            counts.append(interrupts.count)
     assert counts == [1, 1, 2, 2]
 
 
-def test_who_survives_a_failure_is_interrupted_too(tmp_path):
-    """Though it goes on after SIGTERM, as programs that use TensorFlow do."""
+def test_a_survivor_of_a_failure_is_interrupted_too(tmp_path):
+    """Even if it ignores SIGTERM, as programs that use TensorFlow do."""
     script = tmp_path / "script.py"
     body = "signal.signal(signal.SIGTERM, signal.SIG_IGN)\n"
     body += "if '\"index\": 1' in os.environ['TF_CONFIG']:\n"
@@ -168,7 +170,7 @@ except KeyboardInterrupt:
 @pytest.mark.workers
 @pytest.mark.slow
 def test_a_worker_that_waits_for_another_one_is_interrupted_too(tmp_path, monkeypatch):
-    """Within TensorFlow, and though the other one does not end at once."""
+    """It waits within TensorFlow, and the other one does not end at once."""
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "-1")
     code, output, _ = run(tmp_path, WAITS, [(1, signal.SIGINT)])
     assert code == 130
@@ -176,25 +178,28 @@ def test_a_worker_that_waits_for_another_one_is_interrupted_too(tmp_path, monkey
     assert "Traceback" not in output
 
 
-def test_a_handler_of_the_programs_own_is_left_alone(monkeypatch):
+def test_a_handler_of_the_program_is_not_replaced(monkeypatch):
     monkeypatch.setattr(signal, "set_wakeup_fd", pytest.fail)
-    own = lambda *_: None  # noqa: E731
-    before = signal.signal(signal.SIGINT, own)
+
+    def handler(*_):
+        pass
+
+    before = signal.signal(signal.SIGINT, handler)
     try:
         deliver_keyboard_interrupts()
-        assert signal.getsignal(signal.SIGINT) is own
+        assert signal.getsignal(signal.SIGINT) is handler
     finally:
         signal.signal(signal.SIGINT, before)
 
 
-def test_what_is_ignored_stays_ignored():
+def test_ignored_signals_stay_ignored():
     before = signal.signal(signal.SIGHUP, signal.SIG_IGN)
     try:
-        with launcher.Interrupts() as noted:
+        with launcher.Interrupts() as interrupts:
             os.kill(os.getpid(), signal.SIGHUP)
             assert signal.getsignal(signal.SIGHUP) == signal.SIG_IGN
             os.kill(os.getpid(), signal.SIGTERM)
-        assert noted.count == 1
+        assert interrupts.count == 1
         assert signal.getsignal(signal.SIGHUP) == signal.SIG_IGN
         assert signal.getsignal(signal.SIGTERM) == signal.SIG_DFL
     finally:
@@ -202,7 +207,7 @@ def test_what_is_ignored_stays_ignored():
 
 
 def test_a_worker_of_a_background_job_can_be_interrupted(tmp_path):
-    """A shell lets what it starts in the background ignore Ctrl-C."""
+    """A shell makes background jobs ignore Ctrl-C."""
     script = tmp_path / "script.py"
     script.write_text("import signal; print(signal.getsignal(signal.SIGINT))")
     before = signal.signal(signal.SIGINT, signal.SIG_IGN)
@@ -242,7 +247,7 @@ def test_a_launcher_that_hangs_up_and_one_that_is_killed(tmp_path):
 
 
 def test_only_groups_of_workers_not_waited_for_are_signalled(monkeypatch):
-    """Once a worker was waited for, its number may be somebody else's."""
+    """Once a worker was waited for, its number may belong to another process."""
     groups = []
     monkeypatch.setattr(os, "killpg", lambda group, number: groups.append(group))
     with open(os.devnull, "w") as nowhere:
@@ -251,8 +256,11 @@ def test_only_groups_of_workers_not_waited_for_are_signalled(monkeypatch):
             for _ in range(2)
         ]
     for worker in workers:
-        ended = lambda worker=worker: worker_processes.exit_code(worker) == 0  # noqa: E731
-        assert worker_processes.wait_until(ended, LONG)
+
+        def has_ended(worker=worker):
+            return worker_processes.exit_code(worker) == 0
+
+        assert worker_processes.wait_until(has_ended, LONG)
     workers[0].wait()
     assert [worker.returncode for worker in workers] == [0, None]
     assert pathlib.Path(f"/proc/{workers[1].pid}").exists()

@@ -47,7 +47,7 @@ def launch(script, num_workers, *args):
     return code, output.getvalue()
 
 
-def test_every_worker_gets_its_place_and_the_arguments(tmp_path):
+def test_every_worker_gets_its_rank_and_the_arguments(tmp_path):
     script = write(tmp_path, "print(os.environ['TF_CONFIG'], sys.argv[1:])")
     code, output = launch(script, 3, "--rate", "0.1", "file")
     assert code == 0
@@ -64,7 +64,7 @@ def test_every_worker_gets_its_place_and_the_arguments(tmp_path):
     assert len(addresses) == 3
 
 
-def test_all_are_ended_as_soon_as_one_fails(tmp_path):
+def test_all_workers_end_as_soon_as_one_fails(tmp_path):
     script = write(
         tmp_path,
         "child = subprocess.Popen(['sleep', '600'])\n"
@@ -98,8 +98,8 @@ def test_a_worker_that_is_killed(tmp_path):
     assert "worker 0 failed" in output
 
 
-def last_line(tmp_path, body):
-    """Run two workers; return the first one's lines, and how the last one ends."""
+def run_two(tmp_path, body):
+    """Run two workers; return the lines but the last one, and the last one's reason."""
     output = io.StringIO()
     command = [sys.executable, write(tmp_path, body)]
     launcher.launch(command, 2, output)
@@ -112,7 +112,7 @@ WAITS = "else:\n    print('ready', flush=True)\n    time.sleep(600)\n"
 
 
 @pytest.mark.parametrize(
-    ("ends", "said"),
+    ("ends", "expected"),
     [
         ("os.kill(os.getpid(), 9)", "worker 1 was killed (SIGKILL): by somebody, or"),
         ("os.kill(os.getpid(), 11)", "worker 1 was ended by signal 11 (Segmentation"),
@@ -122,11 +122,11 @@ WAITS = "else:\n    print('ready', flush=True)\n    time.sleep(600)\n"
         ("sys.exit(137)", "worker 1 ended with exit code 137. Look at the end"),
     ],
 )
-def test_the_last_line_is_the_reason_and_what_to_do(tmp_path, ends, said):
-    """And nobody caused the interrupt of the other one, which shows no traceback."""
+def test_the_last_line_is_the_reason_and_what_to_do(tmp_path, ends, expected):
+    """The other worker is interrupted, and shows no traceback."""
     body = f"if task['index'] == 1:\n    {ends}\n{WAITS}"
-    lines, last = last_line(tmp_path, body)
-    assert said in last
+    lines, last = run_two(tmp_path, body)
+    assert expected in last
     assert "tart all workers again" in last
     assert "KeyboardInterrupt" not in "".join(lines)
     assert sum("Traceback" in line for line in lines) == (ends == "1 / 0")
@@ -135,15 +135,17 @@ def test_the_last_line_is_the_reason_and_what_to_do(tmp_path, ends, said):
 def test_an_error_while_an_interrupt_is_handled_is_shown(tmp_path):
     body = "if task['index'] == 1: sys.exit(7)\n"
     body += "try:\n    time.sleep(600)\nexcept KeyboardInterrupt:\n    save()\n"
-    lines, _ = last_line(tmp_path, body)
+    lines, _ = run_two(tmp_path, body)
     assert "NameError: name 'save' is not defined" in lines
     assert sum("Traceback" in line for line in lines) == 2
 
 
 def test_the_traceback_of_the_worker_whose_error_ended_another(tmp_path):
-    """The other one heard of it, and was gone before."""
-    told = "tf_dgc: worker 2 (c:3) cannot go on: worker 1 (b:2) ended with ValueError: "
-    body = f"if task['index'] == 2: sys.exit({told!r} + 'no. Training')\n"
+    """The other worker knew of the error, and ended first."""
+    error = (
+        "tf_dgc: worker 2 (c:3) cannot go on: worker 1 (b:2) ended with ValueError: "
+    )
+    body = f"if task['index'] == 2: sys.exit({error!r} + 'no. Training')\n"
     body += "if task['index'] == 0: time.sleep(600)\n"
     body += "def go(): raise ValueError('no')\n"
     body += "try:\n    go()\nfinally:\n    import traceback\n"
@@ -153,7 +155,7 @@ def test_the_traceback_of_the_worker_whose_error_ended_another(tmp_path):
     lines = output.getvalue().splitlines()
     first, second = (lines.index(f"[tf-dgc] worker {i} printed last:") for i in (1, 2))
     assert first < lines.index("[1] ValueError: no") < second
-    assert f"exit code 1: {told}no. Training. Fix that" in lines[-1]
+    assert f"exit code 1: {error}no. Training. Fix that" in lines[-1]
 
 
 @pytest.mark.slow
@@ -195,7 +197,7 @@ def test_restarts_are_limited(tmp_path):
     assert output.getvalue().count("failed with exit code") == 3
 
 
-def test_the_end_of_what_a_failed_worker_printed(tmp_path):
+def test_the_end_of_a_failed_workers_output(tmp_path):
     script = write(
         tmp_path,
         "if task['index'] == 1:\n"
@@ -207,15 +209,15 @@ def test_the_end_of_what_a_failed_worker_printed(tmp_path):
     assert launcher.launch([sys.executable, script], 2, output) == 1
     lines = output.getvalue().splitlines()
     assert lines[0].startswith("[tf-dgc] worker 1 failed with exit code 1; ending")
-    said = [line for line in lines if line.startswith("[1] ")]
-    assert said == [*(f"[1] {i}" for i in range(81, 100)), "[1] the disk is full"]
+    printed = [line for line in lines if line.startswith("[1] ")]
+    assert printed == [*(f"[1] {i}" for i in range(81, 100)), "[1] the disk is full"]
     directory = pathlib.Path(lines[-1].rpartition(" ")[2])
     log = (directory / "worker-1.log").read_text().splitlines()
     assert log == [*map(str, range(100)), "the disk is full"]
 
 
-def test_the_first_workers_lines_alone(tmp_path):
-    """Without TensorFlow's log; all is in the files."""
+def test_only_the_first_workers_output_is_shown(tmp_path):
+    """TensorFlow's log is left out; the files have everything."""
     head = "I0000 00:00:1795338391.161147    7485 coordination_service.cc:502] "
     script = write(
         tmp_path,
@@ -279,7 +281,7 @@ def test_output_that_nobody_reads_ends_no_worker(tmp_path):
 
 
 def test_a_terminal_is_passed_on(tmp_path):
-    """The first worker draws on one of the same size; the others do not draw."""
+    """The first worker gets a terminal of the same size; the others get none."""
     script = write(
         tmp_path,
         "size = os.get_terminal_size(1) if sys.stdout.isatty() else None\n"
@@ -297,7 +299,7 @@ def test_a_terminal_is_passed_on(tmp_path):
 
 @pytest.mark.parametrize("no_color", [False, True])
 def test_all_workers_on_a_terminal(tmp_path, monkeypatch, no_color):
-    """Their ranks are coloured, and what they print, unless that is not wanted."""
+    """Ranks and output are coloured, unless NO_COLOR is set."""
     monkeypatch.delenv("NO_COLOR", raising=False)
     if no_color:
         monkeypatch.setenv("NO_COLOR", "1")
@@ -307,11 +309,11 @@ def test_all_workers_on_a_terminal(tmp_path, monkeypatch, no_color):
     seen, terminal = os.openpty()
     with open(terminal, "w") as output:
         code = launcher.launch([sys.executable, script], 1, output, show_all=True)
-        shown = os.read(seen, 10000).decode()
+        printed = os.read(seen, 10000).decode()
     os.close(seen)
     assert code == 0
     colored = "\x1b[36m[0]\x1b[0m \x1b[32mgreen\x1b[0m False\r\n"
-    assert shown == ("[0] green False\r\n" if no_color else colored)
+    assert printed == ("[0] green False\r\n" if no_color else colored)
 
 
 def test_a_background_process_that_keeps_the_output_open(tmp_path, monkeypatch):
@@ -340,7 +342,7 @@ def test_command_line_runs_a_script(tmp_path, capfd):
     assert (tmp_path / "logs" / "worker-1.log").read_text() == "hello --output\n"
 
 
-def test_the_advice_is_given_once(tmp_path, monkeypatch):
+def test_the_advice_is_printed_once(tmp_path, monkeypatch):
     monkeypatch.setattr(launcher.onednn, "advice", lambda: "set it to 1")
     output = io.StringIO()
     script = write(tmp_path, "sys.exit(os.environ['TF_DGC_ATTEMPT'] < '2')")
@@ -385,7 +387,7 @@ def test_wrong_arguments(capsys, arguments, message):
 @pytest.mark.slow
 @pytest.mark.parametrize("code", [0, 3])
 def test_a_server_may_end_later_than_the_workers(tmp_path, monkeypatch, code):
-    """As one that writes a checkpoint when they leave it."""
+    """It may have to write a checkpoint after they have left."""
     program = "import pathlib, sys, time; time.sleep(4); "
     program += f"pathlib.Path('written').touch(); sys.exit({code})"
     monkeypatch.setattr(launcher, "_SERVE", (sys.executable, "-c", program))
@@ -407,7 +409,7 @@ def test_a_server_is_started_and_ended_with_the_workers(tmp_path, monkeypatch):
     body = "print(os.environ['TF_CONFIG']); print(os.environ['TF_DGC_SECRET'])\n"
     body += "time.sleep(1)"
     output = io.StringIO()
-    started = time.monotonic()
+    start = time.monotonic()
     code = launcher.launch(
         [sys.executable, write(tmp_path, body)],
         2,
@@ -417,18 +419,18 @@ def test_a_server_is_started_and_ended_with_the_workers(tmp_path, monkeypatch):
         num_servers=1,
     )
     assert code == 0
-    assert time.monotonic() - started < 30
-    found = {}
+    assert time.monotonic() - start < 30
+    lines_of = {}
     for line in output.getvalue().splitlines():
         mark, text = line.split(" ", 1)
-        found.setdefault(mark, []).append(text)
-    assert "the server has 1 s to end, too" in found.pop("[tf-dgc]")[0]
-    configs = {mark: json.loads(lines[0]) for mark, lines in found.items()}
+        lines_of.setdefault(mark, []).append(text)
+    assert "the server has 1 s to end, too" in lines_of.pop("[tf-dgc]")[0]
+    configs = {mark: json.loads(lines[0]) for mark, lines in lines_of.items()}
     assert configs.keys() == {"[0]", "[1]", "[server]"}
     assert configs["[server]"]["task"] == {"type": "ps", "index": 0}
     assert [len(c["cluster"]["worker"]) for c in configs.values()] == [2] * 3
     assert len({str(c["cluster"]) for c in configs.values()}) == 1
-    assert len({lines[1] for lines in found.values()}) == 1
+    assert len({lines[1] for lines in lines_of.values()}) == 1
     assert configs["[0]"]["cluster"]["ps"][0] in (tmp_path / "server-0.log").read_text()
 
 
@@ -442,7 +444,7 @@ def test_a_server_that_fails_ends_all(tmp_path, monkeypatch):
     assert "[server] ZeroDivisionError" in output.getvalue()
 
 
-def test_a_program_that_is_not_there_is_named(tmp_path):
+def test_a_missing_program_is_named(tmp_path):
     output = io.StringIO()
     assert launcher.launch([str(tmp_path / "none")], 1, output, show_all=True) == 1
     assert f"[0] {tmp_path / 'none'}: No such file or directory" in output.getvalue()

@@ -1,4 +1,4 @@
-"""TensorFlow's C++ log told apart from a program's text."""
+"""Separation of TensorFlow's C++ log from a program's output."""
 
 import re
 import time
@@ -18,10 +18,10 @@ OLDER = "2026-11-22 09:15:00.123456: W tensorflow/core/util/port.cc:113] oneDNN\
 
 def separate(*texts):
     separator = LogSeparator()
-    pieces = [piece for text in texts for piece in separator.feed(text)]
-    pieces += separator.close()
-    program = "".join(piece.text for piece in pieces if piece.severity is None)
-    return program, [(p.severity, p.text) for p in pieces if p.severity]
+    records = [record for text in texts for record in separator.feed(text)]
+    records += separator.close()
+    program = "".join(record.text for record in records if record.severity is None)
+    return program, [(p.severity, p.text) for p in records if p.severity]
 
 
 @pytest.mark.parametrize(
@@ -45,7 +45,7 @@ def test_separate(text, program, severities):
     assert "".join(severity for severity, _ in log) == severities
 
 
-def test_pieces_may_end_anywhere_after_the_head():
+def test_a_record_may_be_split_anywhere_after_its_head():
     text = f"bar W{HEAD}a long line\ndone\n"
     head = re.search(r"\] ", text).end()
     for cut in range(head, len(text)):
@@ -65,19 +65,19 @@ def test_pieces_may_end_anywhere_after_the_head():
     ],
 )
 def test_lines_are_shown_when_they_are_finished(tmp_path, chunks, lines):
-    shown = []
-    output = WorkerOutput(open_log(tmp_path, "worker 0", 1), shown.append)
+    shown_lines = []
+    output = WorkerOutput(open_log(tmp_path, "worker 0", 1), shown_lines.append)
     for chunk in chunks:
         output.feed(chunk if isinstance(chunk, bytes) else chunk.encode())
     output.close()
-    assert shown == lines
+    assert shown_lines == lines
     assert (tmp_path / "worker-0.log").read_text().splitlines() == lines
 
 
-def test_a_line_that_is_redrawn_for_long_is_shown_now_and_then(tmp_path, monkeypatch):
-    seconds, shown = [0.0], []
+def test_a_line_that_is_redrawn_for_long_is_shown_periodically(tmp_path, monkeypatch):
+    seconds, lines = [0.0], []
     monkeypatch.setattr(time, "monotonic", lambda: seconds[0])
-    output = WorkerOutput(open_log(tmp_path, "worker 0", 1), shown.append)
+    output = WorkerOutput(open_log(tmp_path, "worker 0", 1), lines.append)
     for i in range(70):
         seconds[0] = i
         output.feed(f"{i}/70\r".encode())
@@ -86,7 +86,7 @@ def test_a_line_that_is_redrawn_for_long_is_shown_now_and_then(tmp_path, monkeyp
     seconds[0] += 100
     output.show_progress()
     output.close()
-    assert shown == ["31/70", "62/70", "70/70", "?"]
+    assert lines == ["31/70", "62/70", "70/70", "?"]
 
 
 @pytest.mark.parametrize(
@@ -108,7 +108,7 @@ MEANWHILE = "\nDuring handling of the above exception, another exception occurre
 
 
 @pytest.mark.parametrize(
-    ("printed", "shown"),
+    ("printed", "expected"),
     [
         (f"a\n{TRACEBACK}KeyboardInterrupt\nb\n", "a\nb\n"),
         (f"{TRACEBACK}ValueError: no\n{MEANWHILE}{TRACEBACK}KeyboardInterrupt\n", ""),
@@ -122,14 +122,14 @@ MEANWHILE = "\nDuring handling of the above exception, another exception occurre
         ("a\n\n  b\nKeyboardInterrupt\n", None),
     ],
 )  # fmt: skip
-def test_tracebacks_of_interrupts_are_left_out(tmp_path, printed, shown):
-    """Once workers are interrupted; the log has them."""
+def test_tracebacks_of_interrupts_are_left_out(tmp_path, printed, expected):
+    """From the interrupt of the workers on; the log has them."""
     lines = []
     output = WorkerOutput(open_log(tmp_path, "worker 0", 1), lines.append)
     output.leave_out_interrupts(lines.append)
     output.feed(printed.encode())
     output.close()
-    assert lines == (printed if shown is None else shown).splitlines()
+    assert lines == (printed if expected is None else expected).splitlines()
     assert (tmp_path / "worker-0.log").read_text() == printed
 
 
@@ -149,7 +149,7 @@ def test_the_error_that_ended_a_program(tmp_path, printed, code, error):
     assert output.last_error(code) == error
 
 
-def test_what_tensorflow_says_on_every_machine_is_not_shown_as_an_error(tmp_path):
+def test_usual_messages_of_tensorflow_are_not_shown_as_errors(tmp_path):
     head = "E0000 00:00:1795899164.881442   10353 cuda_platform.cc:52] "
     output = WorkerOutput(open_log(tmp_path, "worker 0", 1))
     output.feed(f"{head}failed call to cuInit: 303\n{head}out of memory\n".encode())

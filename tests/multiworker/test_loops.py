@@ -1,4 +1,4 @@
-"""Keras's training loops on a prepared strategy: meetings, logs, stops, statistics."""
+"""Keras's training loops on a prepared strategy: collectives, logs and statistics."""
 
 import pathlib
 
@@ -14,7 +14,7 @@ SCRIPT = pathlib.Path(__file__).with_name("loop_worker.py")
 
 @pytest.fixture(scope="module")
 def findings(starter, tmp_path_factory):
-    """What two workers found, in all scenarios of one run."""
+    """Findings of two workers, from one run of all scenarios."""
     directory = tmp_path_factory.mktemp("loops")
     finished = starter.run([SCRIPT, "all", directory], 2, directory)
     assert finished.codes == [0, 0]
@@ -23,10 +23,10 @@ def findings(starter, tmp_path_factory):
 
 @pytest.mark.workers
 @pytest.mark.slow
-def test_a_step_of_fit_is_one_meeting(findings):
-    """Two where nobody knows how many batches there are."""
-    for found in findings:
-        per_step = found["meetings"]["per_step"]
+def test_a_step_of_fit_is_one_collective(findings):
+    """A data set of unknown length costs a second one."""
+    for finding in findings:
+        per_step = finding["meetings"]["per_step"]
         assert per_step.pop("unknown") == [2]
         assert len(per_step) == 6
         assert all(counts == [1] for counts in per_step.values()), per_step
@@ -34,33 +34,33 @@ def test_a_step_of_fit_is_one_meeting(findings):
 
 @pytest.mark.workers
 @pytest.mark.slow
-def test_local_steps_meet_nobody_unless_lengths_are_unknown(findings):
-    for found in findings:
+def test_local_steps_need_no_collective_unless_lengths_are_unknown(findings):
+    for finding in findings:
         for name in ("known", "repeated"):
-            assert found["alone"][name] == {"per_step": [0], "said": []}
-        unknown = found["alone"]["unknown"]
+            assert finding["alone"][name] == {"per_step": [0], "said": []}
+        unknown = finding["alone"]["unknown"]
         assert unknown["per_step"] == [1]
-        (said,) = unknown["said"]
-        assert "Use `Dataset.repeat()` with `steps_per_epoch`" in said
-        assert said.endswith("Received: a data set of unknown length")
+        (message,) = unknown["said"]
+        assert "Use `Dataset.repeat()` with `steps_per_epoch`" in message
+        assert message.endswith("Received: a data set of unknown length")
 
 
 @pytest.mark.workers
 @pytest.mark.slow
-def test_logs_of_an_epoch_are_of_all_workers(findings):
-    for found in findings:
-        meetings = found["meetings"]
-        expected = meetings["expected"]
-        for name, logs in meetings["history"].items():
-            mean = meetings["expected of 64"] if name.endswith("64") else expected
+def test_logs_of_an_epoch_are_the_mean_over_workers(findings):
+    for finding in findings:
+        result = finding["meetings"]
+        expected = result["expected"]
+        for name, logs in result["history"].items():
+            mean = result["expected of 64"] if name.endswith("64") else expected
             np.testing.assert_allclose(logs, mean, rtol=1e-5, err_msg=name)
         for name in ("evaluate", "evaluate unknown"):
-            np.testing.assert_allclose(meetings[name], expected, rtol=1e-5)
+            np.testing.assert_allclose(result[name], expected, rtol=1e-5)
         for name in ("on batches before", "on batches after"):
             np.testing.assert_allclose(
-                meetings[name], meetings["expected on batches"], rtol=1e-5
+                result[name], result["expected on batches"], rtol=1e-5
             )
-    one, other = (found["meetings"] for found in findings)
+    one, other = (finding["meetings"] for finding in findings)
     assert one["last step"] != other["last step"]  # this worker's
     del one["last step"], other["last step"]
     assert one == other
@@ -69,26 +69,26 @@ def test_logs_of_an_epoch_are_of_all_workers(findings):
 @pytest.mark.workers
 @pytest.mark.slow
 def test_a_worker_that_runs_out_of_batches(findings):
-    """Goes on with empty ones until the others are done, unless Keras counts them."""
-    one, other = (found["unequal"] for found in findings)
-    for name, limit, taken in [
+    """It continues with empty batches, unless Keras counts the batches."""
+    one, other = (finding["unequal"] for finding in findings)
+    for name, limit, purpose in [
         ("fit", "steps_per_epoch", "all of them, without `steps_per_epoch`"),
         ("evaluate", "steps", "all of them, without `steps`"),
         ("validation", "validation_steps", "all of them, without `validation_steps`"),
         ("epochs", "steps_per_epoch", "6 batches by `steps_per_epoch`, in all epochs"),
         ("by steps", "steps", "4 batches by `steps`"),
     ]:
-        for found, number in ((one, 5), (other, 3)):
-            message = found.pop(name)
+        for finding, number in ((one, 5), (other, 3)):
+            message = finding.pop(name)
             assert message.startswith("The validation") == (name == "validation")
             assert f"Use `Dataset.repeat()` with `{limit}`" in message
-            said = f"of 3 and 5 batches, on this worker {number}, for {taken}."
-            assert message.endswith(said)
-    for found, number in ((one, "5"), (other, "an unknown number")):
+            end = f"of 3 and 5 batches, on this worker {number}, for {purpose}."
+            assert message.endswith(end)
+    for finding, number in ((one, "5"), (other, "an unknown number")):
         assert (
             "data sets of 5 batches and a data set of unknown length, on "
             f"this worker {number}, for"
-        ) in found.pop("one told")
+        ) in finding.pop("one told")
     assert len(one["limited"]) == 3
     assert one == other
     assert one["steps"] == 9
@@ -99,7 +99,7 @@ def test_a_worker_that_runs_out_of_batches(findings):
 @pytest.mark.workers
 @pytest.mark.slow
 def test_logs_that_are_no_metrics(starter, tmp_path):
-    """Those of the last step are exact, also where batches differ in size."""
+    """The last step's are exact, even if batches differ in size."""
     finished = starter.run([SCRIPT, "tensors", tmp_path], 2, tmp_path)
     assert finished.codes == [0, 0]
     for tensors in finished.findings:
@@ -113,11 +113,11 @@ def test_logs_that_are_no_metrics(starter, tmp_path):
 @pytest.mark.workers
 @pytest.mark.slow
 def test_workers_stop_together(findings):
-    one, other = (found["stops"] for found in findings)
+    one, other = (finding["stops"] for finding in findings)
     assert one == other
     assert one["all"]["steps"] == 3  # at once, as all decide alike
-    for name, wanted in (("one", 3), ("nan", 1)):
-        assert wanted < one[name]["steps"] < wanted + 100, name
+    for name, step in (("one", 3), ("nan", 1)):
+        assert step < one[name]["steps"] < step + 100, name
     assert one["last step"]["steps"] == 5  # the epoch's last, so with the epoch
     assert one["last step"]["epochs"] == 1
     for name in ("early", "epoch's end", "validation"):
@@ -127,41 +127,41 @@ def test_workers_stop_together(findings):
 @pytest.mark.workers
 @pytest.mark.slow
 def test_statistics_are_the_mean_over_workers(findings):
-    one, other = (found["statistics"] for found in findings)
+    one, other = (finding["statistics"] for finding in findings)
     assert one["local"] != other["local"]
     mean = np.mean([one["local"], other["local"]], axis=0)
-    for found in (one, other):
+    for finding in (one, other):
         for name in ("validated", "averaged", "after"):
-            np.testing.assert_allclose(found[name], mean, rtol=1e-6, err_msg=name)
+            np.testing.assert_allclose(finding[name], mean, rtol=1e-6, err_msg=name)
         for name in ("own loop", "saved", "before evaluation"):
-            np.testing.assert_array_equal(found[name], np.full(5, 0.5), err_msg=name)
-        assert found["collectives"] == 1
+            np.testing.assert_array_equal(finding[name], np.full(5, 0.5), err_msg=name)
+        assert finding["collectives"] == 1
 
 
 @pytest.mark.workers
 @pytest.mark.slow
 def test_a_process_has_one_strategy(findings):
-    for found in findings:
-        assert found["again"]["same"] == [True, True]
-        assert "timeout_seconds=3.0" in found["again"]["error"]
+    for finding in findings:
+        assert finding["again"]["same"] == [True, True]
+        assert "timeout_seconds=3.0" in finding["again"]["error"]
 
 
 @pytest.mark.workers
 @pytest.mark.slow
 @pytest.mark.parametrize("name", ["arrays", "unequal"])
-def test_statistics_where_a_workers_share_is_empty(findings, name):
-    found = [f["empty shares"][name] for f in findings]
-    shares = [[np.reshape(b, [-1, 5]) for b in f["shares"]] for f in found]
+def test_statistics_if_a_workers_share_is_empty(findings, name):
+    workers = [f["empty shares"][name] for f in findings]
+    shares = [[np.reshape(b, [-1, 5]) for b in w["shares"]] for w in workers]
     assert {0, 1} <= {len(batch) for batches in shares for batch in batches}
     expected = moving_statistics(shares)
-    for worker in found:
+    for worker in workers:
         for key in ("eager", "traced"):
             np.testing.assert_allclose(worker[key], expected, rtol=1e-4, atol=1e-6)
         assert np.isfinite(worker["val_loss"])
 
 
-class Shifted(keras.layers.Layer):
-    """Keeps what it saw last, in double precision, and a number of calls."""
+class LastMean(keras.layers.Layer):
+    """Stores the mean of its last batch in float64, and the number of calls."""
 
     def build(self, shape):
         zeros = {"initializer": "zeros", "trainable": False}
@@ -177,15 +177,15 @@ class Shifted(keras.layers.Layer):
 
 def make_model(strategy, extra=()):
     with strategy.scope():
-        layers = [keras.layers.BatchNormalization(momentum=0.5), Shifted(), *extra]
+        layers = [keras.layers.BatchNormalization(momentum=0.5), LastMean(), *extra]
         model = keras.Sequential([keras.Input((2,)), *layers, keras.layers.Dense(1)])
         model.layers[-1].trainable = False
         model.compile(tf_dgc.DGCOptimizer(keras.optimizers.SGD(0.1)), "mse")
     return model
 
 
-def copies(model):
-    """Return `values[replica][variable]` of all that is not trained."""
+def replica_values(model):
+    """Return `values[replica][variable]` of the non-trainable weights."""
     local = model.distribute_strategy.experimental_local_results
     columns = [[c.numpy() for c in local(v.value)] for v in model.non_trainable_weights]
     return list(zip(*columns, strict=True))
@@ -198,35 +198,35 @@ def test_statistics_of_replicas_in_one_process(strategies, tmp_path):
     y = np.zeros((32, 1), "float32")
     local = []
 
-    class Look(keras.callbacks.Callback):
+    class Recorder(keras.callbacks.Callback):
         def on_train_batch_end(self, batch, logs=None):
-            local.append(copies(model))
+            local.append(replica_values(model))
 
     # 31 examples: one replica sees 16 of them, the other one 15.
-    model.fit(x[:31], y[:31], batch_size=16, verbose=0, callbacks=[Look()])
+    model.fit(x[:31], y[:31], batch_size=16, verbose=0, callbacks=[Recorder()])
     one, other = local[-1]
     assert not np.array_equal(one[0], other[0])
-    for mine in copies(model):
-        for value, a, b in zip(mine, one, other, strict=True):
+    for values in replica_values(model):
+        for value, a, b in zip(values, one, other, strict=True):
             np.testing.assert_allclose(value, (16 * a + 15 * b) / 31, rtol=1e-6)
             assert value.dtype == a.dtype
-    evaluated = model.evaluate(x, y, verbose=0)
+    loss = model.evaluate(x, y, verbose=0)
     path = tmp_path / "model.weights.h5"
     model.save_weights(path)
     again = make_model(strategies[1])
     again.optimizer.build(again.trainable_variables)
     again.load_weights(path)
-    assert again.evaluate(x, y, verbose=0) == pytest.approx(evaluated, rel=1e-5)
+    assert again.evaluate(x, y, verbose=0) == pytest.approx(loss, rel=1e-5)
 
 
-def test_what_is_no_statistic_stays(strategies):
-    """Numbers of calls, random streams, frozen weights."""
+def test_variables_that_are_no_statistics_are_not_averaged(strategies):
+    """Integer counters, random streams, frozen weights."""
     strategy = tf_dgc.prepare(strategies[2])
     with strategy.scope():
         tokens = keras.Input((2,))
         x = keras.layers.Dropout(0.5)(tokens)
         x = keras.layers.GaussianNoise(0.5)(x)
-        x = Shifted()(x)
+        x = LastMean()(x)
         model = keras.Model(tokens, keras.layers.Dense(1)(x))
     model.layers[-1].trainable = False
     variables = model.non_trainable_variables
@@ -244,25 +244,25 @@ def test_what_is_no_statistic_stays(strategies):
     assert len(variables) == 6
 
 
-def test_one_worker_and_nothing_to_average(strategies):
+def test_average_of_one_worker_or_of_no_statistics_does_nothing(strategies):
     model = make_model(strategies[1])
-    before = copies(model)
+    before = replica_values(model)
     tf_dgc.average_statistics(model)
-    np.testing.assert_equal(copies(model), before)
+    np.testing.assert_equal(replica_values(model), before)
     with tf_dgc.prepare(strategies[2]).scope():
         plain = keras.Sequential([keras.Input((2,)), keras.layers.Dense(1)])
     tf_dgc.average_statistics(plain)
 
 
 def moving_statistics(shares, start=None, momentum=0.5):
-    """Return moving mean and variance over batches, by NumPy.
+    """Return moving mean and variance over batches, computed by NumPy.
 
-    A replica keeps its own where its share of a batch is empty.
+    A replica with an empty share of a batch keeps its statistics.
 
     Args:
         shares: `shares[replica][step]`, each `[examples, features]`.
-        start: mean and variance of all replicas before.
-        momentum: share of the former value in the next one.
+        start: initial mean and variance of all replicas.
+        momentum: weight of the previous value in the next one.
     """
     width = shares[0][0].shape[1]
     start = (np.zeros(width), np.ones(width)) if start is None else start
@@ -279,28 +279,28 @@ def moving_statistics(shares, start=None, momentum=0.5):
 
 
 def shares_of(x, batch_size, replicas):
-    """Return how `fit` divides arrays, as `moving_statistics` takes them."""
+    """Return the shares into which `fit` divides arrays, for `moving_statistics`."""
     batches = [x[i : i + batch_size] for i in range(0, len(x), batch_size)]
     return list(zip(*(np.array_split(b, replicas) for b in batches), strict=True))
 
 
-class Smallest(keras.layers.Layer):
-    """Keeps the least value of its last batch, which is infinite for an empty one."""
+class Minimum(keras.layers.Layer):
+    """Stores the minimum of its last batch, which is infinite if that is empty."""
 
     def build(self, shape):
         zeros = {"initializer": "zeros", "trainable": False}
-        self.least = self.add_weight(shape=(), **zeros)
+        self.minimum = self.add_weight(shape=(), **zeros)
         self.steps = self.add_weight(shape=(), **zeros)
 
     def call(self, x, training=False):
         if training:
-            self.least.assign(tf.reduce_min(x))
+            self.minimum.assign(tf.reduce_min(x))
             self.steps.assign_add(1.0)
         return x
 
 
 class Table(keras.layers.Layer):
-    """Has values that nobody changes."""
+    """Has a constant non-trainable weight."""
 
     def build(self, shape):
         self.table = self.add_weight(
@@ -353,8 +353,8 @@ def examples(number):
     ],
     ids=["two", "four", "several steps at once", "eager", "local steps"],
 )
-def test_statistics_where_a_share_is_empty(strategies, replicas, settings):
-    """An empty share changes nothing; others count by their examples."""
+def test_statistics_if_a_share_is_empty(strategies, replicas, settings):
+    """An empty share changes nothing; others are weighted by their examples."""
     model = make_normalized(tf_dgc.prepare(strategies[replicas]), **settings)
     x, y = examples(18)
     model.fit(x, y, batch_size=8, shuffle=False, verbose=0)
@@ -364,7 +364,7 @@ def test_statistics_where_a_share_is_empty(strategies, replicas, settings):
 
 
 def test_statistics_count_examples_since_the_last_mean(strategies):
-    """Also where `train_on_batch` was called before."""
+    """Also after a call of `train_on_batch`."""
     model = make_normalized(tf_dgc.prepare(strategies[2]))
     x, y = examples(9)
     model.train_on_batch(x, y)
@@ -382,16 +382,17 @@ def test_statistics_count_examples_since_the_last_mean(strategies):
 
 
 @pytest.mark.slow
-def test_statistics_of_other_layers_where_a_share_is_empty(strategies):
-    """Synchronized, masked, and a layer's own, which needs no data or becomes Inf."""
+def test_statistics_of_other_layers_if_a_share_is_empty(strategies):
+    """Synchronized and masked normalization, and custom layers."""
     synchronized = keras.layers.BatchNormalization(momentum=0.5, synchronized=True)
     masked = keras.layers.BatchNormalization(momentum=0.5)
     pool = keras.layers.GlobalAveragePooling1D()
-    smallest, table = Smallest(), Table()
+    minimum = Minimum()
+    table = Table()
     with tf_dgc.prepare(strategies[2]).scope():
         inputs = keras.Input((3,))
         steps = keras.layers.Masking()(keras.layers.Reshape((3, 1))(inputs))
-        outputs = [synchronized(inputs), table(smallest(inputs)), pool(masked(steps))]
+        outputs = [synchronized(inputs), table(minimum(inputs)), pool(masked(steps))]
         outputs = keras.layers.Dense(1)(keras.layers.Concatenate()(outputs))
         model = keras.Model(inputs, outputs)
         model.compile(tf_dgc.DGCOptimizer(keras.optimizers.SGD(0.1), 0.5), "mse")
@@ -410,13 +411,13 @@ def test_statistics_of_other_layers_where_a_share_is_empty(strategies):
     expected = moving_statistics(features, start)
     for copy in statistics_of(masked):
         np.testing.assert_allclose(copy, expected, rtol=1e-5, atol=1e-5)
-    least = (2 * x[:2].min() + x[2].min()) / 3
-    assert float(smallest.least.numpy()) == pytest.approx(least, rel=1e-6)
-    assert float(smallest.steps.numpy()) == 3
+    expected_minimum = (2 * x[:2].min() + x[2].min()) / 3
+    assert float(minimum.minimum.numpy()) == pytest.approx(expected_minimum, rel=1e-6)
+    assert float(minimum.steps.numpy()) == 3
     np.testing.assert_array_equal(table.table.numpy(), before)
 
 
-def test_statistics_of_an_own_loop_leave_out_what_is_not_finite(strategies):
+def test_statistics_of_a_custom_loop_leave_out_nonfinite_values(strategies):
     strategy = tf_dgc.prepare(strategies[2])
     model = make_normalized(strategy)
     normalization = model.layers[0]
@@ -428,10 +429,10 @@ def test_statistics_of_an_own_loop_leave_out_what_is_not_finite(strategies):
         tf.data.Dataset.from_tensor_slices(x).batch(4)
     ):
         step(batch)
-    own, none = statistics_of(normalization)
-    assert np.isfinite(own).all()
-    assert np.isnan(none).all()
+    finite, nonfinite = statistics_of(normalization)
+    assert np.isfinite(finite).all()
+    assert np.isnan(nonfinite).all()
     with pytest.warns(RuntimeWarning, match="hold NaN or Inf, and are left out"):
         tf_dgc.average_statistics(model)
     for copy in statistics_of(normalization):
-        np.testing.assert_array_equal(copy, own)
+        np.testing.assert_array_equal(copy, finite)

@@ -1,4 +1,4 @@
-"""What is said of oneDNN, and that TensorFlow decides by the same rule."""
+"""Advice about oneDNN, and TensorFlow's own rule for its default."""
 
 import os
 import platform
@@ -15,7 +15,7 @@ ARM = "processor\t: 0\nFeatures\t: fp asimd\nCPU part\t: 0xd0c\n"
 
 
 @pytest.mark.parametrize(
-    ("cpuinfo", "wish", "advised"),
+    ("cpuinfo", "setting", "advised"),
     [
         (OLD, None, True),
         (OLD, "", True),
@@ -30,10 +30,10 @@ ARM = "processor\t: 0\nFeatures\t: fp asimd\nCPU part\t: 0xd0c\n"
         ("", None, False),
     ],
 )
-def test_advice(cpuinfo, wish, advised):
-    environment = {} if wish is None else {onednn.VARIABLE: wish}
-    found = onednn.advice(environment, cpuinfo)
-    assert found == (onednn.ADVICE if advised else None)
+def test_advice(cpuinfo, setting, advised):
+    environment = {} if setting is None else {onednn.VARIABLE: setting}
+    advice = onednn.advice(environment, cpuinfo)
+    assert advice == (onednn.ADVICE if advised else None)
 
 
 def test_the_processor_has_a_name():
@@ -44,12 +44,12 @@ def test_the_processor_has_a_name():
 
 @pytest.mark.skipif(platform.machine() != "x86_64", reason="the rule is x86-64's")
 @pytest.mark.skipif(onednn.VARIABLE in os.environ, reason="it decides")
-def test_tensorflow_decides_as_is_assumed():
+def test_tensorflow_uses_the_same_rule():
     assert tracing.uses_onednn() == (onednn.advice() is None)
 
 
 @pytest.mark.parametrize("uses", [False, True])
-def test_doctor_tells(monkeypatch, capsys, uses):
+def test_doctor_prints_the_state(monkeypatch, capsys, uses):
     monkeypatch.setattr(onednn, "read_cpuinfo", lambda: NEW if uses else OLD)
     monkeypatch.setattr(tracing, "uses_onednn", lambda: uses)
     monkeypatch.delenv(onednn.VARIABLE, raising=False)

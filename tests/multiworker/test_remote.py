@@ -21,8 +21,8 @@ from tf_dgc.cli import main
 from tf_dgc.multiworker.launch import launcher
 from tf_dgc.multiworker.launch.launcher import Hosts, wait_for_remote_workers
 
-# What ssh does with a host and a command: a shell there runs it, with its input and
-# output, and goes on by itself if this end dies.
+# Stands for ssh: a shell runs the command, with its input and output, and continues if
+# the client dies.
 STAND_IN = """
 import os, subprocess, sys
 *options, host, command = sys.argv[1:]
@@ -61,83 +61,85 @@ def launch(hosts, body, *args, **settings):
     pathlib.Path("script.py").write_text(HEAD + body)
     output = io.StringIO()
     command = [sys.executable, "script.py", *args]
-    number = len(hosts.names)
-    asks = command, number, output
-    code = launcher.launch(*asks, show_all=True, hosts=hosts, **settings)
+    code = launcher.launch(
+        command, len(hosts.names), output, show_all=True, hosts=hosts, **settings
+    )
     return code, output.getvalue()
 
 
-def test_every_worker_is_told_its_place(hosts, monkeypatch):
+def test_every_worker_gets_its_rank_and_environment(hosts, monkeypatch):
     monkeypatch.setenv("TF_DGC_TIMEOUT", "7")
     monkeypatch.setenv("SECRET", "7")
-    body = (
-        "told = {k: os.environ.get(k) for k in ('HOST', 'TF_DGC_TIMEOUT', 'SECRET')}\n"
-    )
-    body += "print(json.dumps([config, sys.argv[1:], os.getcwd(), told]))"
+    body = "names = 'HOST', 'TF_DGC_TIMEOUT', 'SECRET'\n"
+    body += "environment = {name: os.environ.get(name) for name in names}\n"
+    body += "print(json.dumps([config, sys.argv[1:], os.getcwd(), environment]))"
     code, output = launch(hosts, body, "it's", "--rate", "$HOME")
     assert code == 0, output
     lines = sorted(output.splitlines())
     assert [line[:4] for line in lines] == ["[0] ", "[1] ", "[2] "]
     for rank, line in enumerate(lines):
-        config, args, directory, told = json.loads(line[4:])
+        config, args, directory, environment = json.loads(line[4:])
         assert config == {
             "cluster": {"worker": ["a:4000", "b:4000", "b:4001"]},
             "task": {"type": "worker", "index": rank},
         }
         assert args == ["it's", "--rate", "$HOME"]
         assert directory == os.getcwd()
-        assert told == {
+        assert environment == {
             "HOST": hosts.names[rank], "TF_DGC_TIMEOUT": "7", "SECRET": None
         }  # fmt: skip
 
 
 def test_an_address_in_brackets(hosts):
-    """In `TF_CONFIG` it has them; ssh would take them for a part of a name."""
+    """`TF_CONFIG` has the brackets; ssh would take them for a part of a name."""
     hosts = hosts._replace(names=["[::1]", "me@[fe80::2]"])
     code, output = launch(hosts, "print(json.dumps([config, os.environ['HOST']]))")
     assert code == 0, output
-    found = [json.loads(line[4:]) for line in sorted(output.splitlines())]
-    assert [host for _, host in found] == ["::1", "me@fe80::2"]
+    rows = [json.loads(line[4:]) for line in sorted(output.splitlines())]
+    assert [host for _, host in rows] == ["::1", "me@fe80::2"]
     addresses = ["[::1]:4000", "[fe80::2]:4000"]
-    assert [config["cluster"]["worker"] for config, _ in found] == [addresses] * 2
+    assert [config["cluster"]["worker"] for config, _ in rows] == [addresses] * 2
 
 
-def test_a_relative_path_of_python_is_found_over_there(hosts, monkeypatch):
-    """Where the shell begins is another directory than this one."""
+def test_a_relative_python_path_works_on_the_host(hosts, monkeypatch):
+    """The remote shell starts in another directory."""
     package = pathlib.Path(launcher.__file__).parents[3]
     monkeypatch.setenv("PYTHONPATH", os.path.relpath(package) + os.pathsep)
     code, output = launch(hosts, "print(os.environ['PYTHONPATH'])")
     assert code == 0, output
-    found = sorted(output.splitlines())
-    assert found == [f"[{rank}] {package}" for rank in range(3)]
+    assert sorted(output.splitlines()) == [f"[{rank}] {package}" for rank in range(3)]
 
 
-def test_an_end_that_is_said_at_once(tmp_path):
-    """As where another host could not be reached: the program is not begun."""
-    told = {"directory": str(tmp_path), "command": ["touch", "begun"]}
-    told |= {"environment": {}, "defaults": {}}
-    found = subprocess.run(
+def test_an_interrupt_before_the_start_runs_nothing(tmp_path):
+    """The launcher sends it if another host cannot be reached."""
+    request = {
+        "directory": str(tmp_path),
+        "command": ["touch", "begun"],
+        "environment": {},
+        "defaults": {},
+    }
+    finished = subprocess.run(
         [sys.executable, "-m", "tf_dgc", "remote"],
-        input=json.dumps(told) + "\n2\n",
+        input=json.dumps(request) + "\n2\n",
         capture_output=True,
         text=True,
         check=False,
         timeout=60,
     )
-    assert found.returncode == 130
-    assert not (found.stderr or (tmp_path / "begun").exists())
+    assert finished.returncode == 130
+    assert not (finished.stderr or (tmp_path / "begun").exists())
 
 
-def test_all_are_ended_as_soon_as_one_fails(hosts):
+def test_all_workers_end_as_soon_as_one_fails(hosts):
     body = "child = subprocess.Popen(['sleep', '600'])\n"
     body += "print('child', child.pid, flush=True)\n"
     body += "time.sleep(1)\n"
     body += "sys.exit(7) if rank == 1 else time.sleep(600)\n"
-    begun = time.monotonic()
+    start = time.monotonic()
     code, output = launch(hosts, body)
     assert code == 7
     assert "worker 1 failed with exit code 7" in output
-    assert time.monotonic() - begun < 60
+    assert time.monotonic() - start < 60
     children = list(map(int, re.findall(r"child (\d+)", output)))
     assert len(children) == 3
     wait_until_gone(children)
@@ -145,8 +147,8 @@ def test_all_are_ended_as_soon_as_one_fails(hosts):
 
 def wait_until_gone(pids, seconds=30):
     deadline = time.monotonic() + seconds
-    while left := [pid for pid in pids if is_alive(pid)]:
-        assert time.monotonic() < deadline, left
+    while alive := [pid for pid in pids if is_alive(pid)]:
+        assert time.monotonic() < deadline, alive
         time.sleep(0.05)
 
 
@@ -157,7 +159,7 @@ def is_alive(pid):
         return False
 
 
-def test_they_end_when_the_launcher_is_killed(hosts, tmp_path):
+def test_workers_end_when_the_launcher_is_killed(hosts, tmp_path):
     pathlib.Path("script.py").write_text(
         HEAD + "open(f'{rank}.pid', 'w').write(str(os.getpid()))\ntime.sleep(600)\n"
     )
@@ -175,14 +177,16 @@ def test_they_end_when_the_launcher_is_killed(hosts, tmp_path):
     wait_until_gone([int(path.read_text()) for path in paths])
 
 
-def test_they_are_interrupted_by_the_end_of_their_input(tmp_path):
+def test_a_worker_is_interrupted_by_the_end_of_its_input(tmp_path):
     """The program has time for its `except KeyboardInterrupt`."""
     body = "try:\n    print('ready', flush=True)\n    time.sleep(600)\n"
     body += "except KeyboardInterrupt:\n    print('interrupted'); sys.exit(5)\n"
     pathlib.Path("script.py").write_text("import sys, time\n" + body)
-    told = {
-        **{"command": [sys.executable, "script.py"], "directory": str(tmp_path)},
-        **{"environment": {}, "defaults": {"TF_DGC_X": "1"}},
+    request = {
+        "command": [sys.executable, "script.py"],
+        "directory": str(tmp_path),
+        "environment": {},
+        "defaults": {"TF_DGC_X": "1"},
     }
     remote = subprocess.Popen(
         [sys.executable, "-m", "tf_dgc", "remote"],
@@ -191,7 +195,7 @@ def test_they_are_interrupted_by_the_end_of_their_input(tmp_path):
         text=True,
     )
     try:
-        remote.stdin.write(json.dumps(told) + "\n")
+        remote.stdin.write(json.dumps(request) + "\n")
         remote.stdin.flush()
         assert remote.stdout.readline() == "ready\n"
         remote.stdin.close()
@@ -204,17 +208,19 @@ def test_they_are_interrupted_by_the_end_of_their_input(tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("told", "message"),
+    ("request_line", "message"),
     [
         ("", "it is run by `tf-dgc run --hosts`"),
         ('{"directory": "/nowhere"}\n', "the directory must be the same as there"),
     ],
 )
-def test_what_it_is_not_told(told, message):
+def test_an_unusable_request_is_an_error(request_line, message):
     command = [sys.executable, "-m", "tf_dgc", "remote"]
-    ended = subprocess.run(command, input=told, capture_output=True, text=True)
-    assert ended.returncode == 1
-    assert message in ended.stderr
+    finished = subprocess.run(
+        command, input=request_line, capture_output=True, text=True
+    )
+    assert finished.returncode == 1
+    assert message in finished.stderr
 
 
 CANNOT_END = """
@@ -240,9 +246,9 @@ else:
 
 
 @pytest.mark.slow
-def test_another_attempt_has_other_ports_and_its_hosts_to_itself(hosts, monkeypatch):
-    """Though a worker of the one before does not end, and its ssh could."""
-    monkeypatch.setattr(launcher, "_READ_SECONDS", 2.0)  # or it waits for that one
+def test_a_second_attempt_has_other_ports_and_no_old_workers(hosts, monkeypatch):
+    """Also if a worker of the first attempt ignores signals."""
+    monkeypatch.setattr(launcher, "_READ_SECONDS", 2.0)  # else it waits for its output
     code, output = launch(hosts, CANNOT_END, max_restarts=1)
     assert code == 0, output
     assert "['a:4002', 'b:4002', 'b:4003']" in output
@@ -251,28 +257,32 @@ def test_another_attempt_has_other_ports_and_its_hosts_to_itself(hosts, monkeypa
     assert "may be running" not in output
 
 
-def test_who_may_be_running_yet():
-    """Where ssh ended before what it ran, or does not end."""
-    said, asked = [], []
+def test_workers_that_may_still_run_are_named():
+    """ssh may end before the program that it started."""
+    messages, hurry_calls = [], []
 
-    def ended(code, stdin=True):
+    def process(code, stdin=True):
         return SimpleNamespace(returncode=code, stdin=stdin)
 
     def hurry():
-        asked.append(0)
+        hurry_calls.append(0)
         return True
 
-    names = {"worker 0": ended(137), "worker 1": ended(-15), "worker 2": ended(7)}
-    wait_for_remote_workers(names, said.append, hurry)
-    assert [line[:28] for line in said] == ["worker 1 may be running yet,"]
-    assert not asked
-    names = {"worker 0": ended(255), "server 0": ended(-15, None)}
-    wait_for_remote_workers(names, said.append, hurry)
-    assert said[1].startswith(
+    processes = {
+        "worker 0": process(137),
+        "worker 1": process(-15),
+        "worker 2": process(7),
+    }
+    wait_for_remote_workers(processes, messages.append, hurry)
+    assert [line[:28] for line in messages] == ["worker 1 may be running yet,"]
+    assert not hurry_calls
+    processes = {"worker 0": process(255), "server 0": process(-15, None)}
+    wait_for_remote_workers(processes, messages.append, hurry)
+    assert messages[1].startswith(
         "waiting 12 s for worker 0 to end, if only the connection"
     )
-    assert len(said) == 2
-    assert asked
+    assert len(messages) == 2
+    assert hurry_calls
 
 
 @pytest.mark.parametrize(
@@ -289,7 +299,7 @@ def test_who_may_be_running_yet():
         (["--hosts", "a", "--ssh", ""], "--ssh: there is no program ''; received: ''"),
     ],
 )
-def test_what_cannot_be(arguments, message, capsys):
+def test_bad_arguments_are_refused(arguments, message, capsys):
     with pytest.raises(SystemExit, match="2"):
         main.main(["run", *arguments, __file__])
     assert message in capsys.readouterr().err

@@ -1,4 +1,4 @@
-"""`tf_dgc.cluster.from_slurm`: the cluster that Slurm's variables say."""
+"""`tf_dgc.cluster.from_slurm`: the cluster from Slurm's variables."""
 
 import json
 import os
@@ -9,7 +9,7 @@ import tensorflow as tf
 import tf_dgc
 from tf_dgc.multiworker import slurm, tf_config
 
-# As `srun --nodes=3 --ntasks=5` has it, on the second node.
+# Variables of `srun --nodes=3 --ntasks=5` on the second node.
 VARIABLES = {
     "SLURM_JOB_ID": "1234567",
     "SLURM_PROCID": "3",
@@ -32,9 +32,9 @@ def _step(monkeypatch):
 
 
 @pytest.mark.usefixtures("_step")
-def test_what_tensorflow_reads():
-    found = tf_dgc.cluster.from_slurm(port=4000)
-    assert json.loads(os.environ["TF_CONFIG"]) == found
+def test_tensorflow_reads_the_config():
+    config = tf_dgc.cluster.from_slurm(port=4000)
+    assert json.loads(os.environ["TF_CONFIG"]) == config
     tf_config.check_tf_config()
     resolver = tf.distribute.cluster_resolver.TFConfigClusterResolver()
     assert (resolver.task_type, resolver.task_id) == ("worker", 3)
@@ -44,7 +44,7 @@ def test_what_tensorflow_reads():
             "node10:4000",
         ]
     }
-    assert tf_dgc.cluster.from_slurm(port=4000) == found  # once more is no harm
+    assert tf_dgc.cluster.from_slurm(port=4000) == config  # may be called twice
     with pytest.raises(ValueError, match="TF_CONFIG, which already has"):
         tf_dgc.cluster.from_slurm(port=4001)
 
@@ -59,8 +59,8 @@ def test_ports_follow_from_the_job():
 
 
 def test_cyclic_distribution():
-    found = slurm.config_of({**VARIABLES, "SLURM_DISTRIBUTION": "cyclic:block"}, 1)
-    assert found["cluster"]["worker"] == [
+    config = slurm.config_of({**VARIABLES, "SLURM_DISTRIBUTION": "cyclic:block"}, 1)
+    assert config["cluster"]["worker"] == [
         *("node08:1", "node09:1", "node10:1"),
         *("node08:2", "node09:2"),
     ]
@@ -82,7 +82,7 @@ def test_node_lists(text, names):
 
 
 @pytest.mark.parametrize("text", ["n[1-", "n[a]", "a,,b", "n]"])
-def test_no_node_lists(text):
+def test_bad_node_lists_are_refused(text):
     with pytest.raises(ValueError, match="A node list must be as Slurm writes it"):
         slurm.hosts(text)
 
@@ -99,6 +99,6 @@ def test_no_node_lists(text):
         ({"SLURM_DISTRIBUTION": "plane=2"}, "by block or cyclically"),
     ],
 )
-def test_what_cannot_be(changes, message):
+def test_bad_variables_are_refused(changes, message):
     with pytest.raises(ValueError, match=message):
         slurm.config_of({**VARIABLES, **changes})

@@ -1,4 +1,4 @@
-"""How workers of a `fit` hear that one wants to stop, by a simulated service."""
+"""Workers of a `fit` stop together: `StopSignal` on a simulated service."""
 
 import itertools
 import threading
@@ -14,11 +14,12 @@ NAMES = "a", "b", "c"
 
 
 class Service:
-    """The keys of a coordination service, and how often one was asked for."""
+    """The keys of a coordination service, and the numbers of lookups and timeouts."""
 
     def __init__(self):
         self.keys = {}
-        self.asked = self.in_vain = 0
+        self.lookups = 0
+        self.timeouts = 0
         self._changed = threading.Condition()
 
     def publish(self, key, value, seconds):
@@ -35,80 +36,80 @@ class Service:
 
     def lookup(self, key, seconds):
         with self._changed:
-            self.asked += 1
+            self.lookups += 1
             if not self._changed.wait_for(lambda: key in self.keys, seconds):
-                self.in_vain += 1
+                self.timeouts += 1
                 raise tf.errors.DeadlineExceededError(None, None, key)
             return self.keys[key]
 
 
 @pytest.fixture
 def service(monkeypatch):
-    made = Service()
+    service = Service()
     for name in ("publish", "unpublish", "lookup"):
-        monkeypatch.setattr(coordination, name, getattr(made, name))
+        monkeypatch.setattr(coordination, name, getattr(service, name))
     monkeypatch.setattr(workers, "own_name", lambda strategy: strategy.me)
     monkeypatch.setattr(workers, "other_names", lambda strategy: strategy.peers)
     monkeypatch.setattr(stopping, "_numbers", itertools.repeat(0))
     monkeypatch.setattr(stopping, "_ANSWER_SECONDS", 0.05)
-    return made
+    return service
 
 
 @pytest.fixture
-def all_of_them(service):
-    made = [
+def signals(service):
+    signals = [
         stopping.StopSignal(
             SimpleNamespace(me=name, peers=[n for n in NAMES if n != name])
         )
         for name in NAMES
     ]
-    yield made
-    for one in made:
-        one._exit()
+    yield signals
+    for signal in signals:
+        signal._exit()
 
 
-def test_while_nobody_stops_each_worker_asks_once(service, all_of_them):
-    """Questions are packets, and the service keeps 20 kB of each without an answer."""
+def test_each_worker_looks_up_once_while_none_stops(service, signals):
+    """A lookup is a packet, and a pending one takes 20 kB of the service's memory."""
     time.sleep(0.5)
-    assert service.asked == len(NAMES)
-    assert service.in_vain == 0
+    assert service.lookups == len(NAMES)
+    assert service.timeouts == 0
     assert not service.keys
 
 
-def test_the_end_of_a_fit_leaves_nothing_behind(service, all_of_them):
-    for one in all_of_them:
-        one.end()
-        one._listener.join(10)
-        assert not one._listener.is_alive()
+def test_the_end_of_a_fit_leaves_nothing_behind(service, signals):
+    for signal in signals:
+        signal.end()
+        signal._listener.join(10)
+        assert not signal._listener.is_alive()
     assert not service.keys
 
 
-def test_who_ends_first_does_not_end_the_others(service, all_of_them):
-    first, *others = all_of_them
+def test_the_end_of_one_worker_does_not_end_the_others(service, signals):
+    first, *others = signals
     first.end()
     first._listener.join(10)
     others[0]._ring(others[1]._me, 0, "9", 1)
     wait_until(lambda: others[1]._verdicts)
     assert others[1]._verdicts == ["9"]
-    assert all(one._listener.is_alive() for one in others)
+    assert all(signal._listener.is_alive() for signal in others)
 
 
-def test_all_stop_after_the_same_step(service, all_of_them):
-    """As between workers: nobody ends a step before all have begun it."""
+def test_all_stop_after_the_same_step(service, signals):
+    """No worker ends a step before all have begun it, as in a cluster."""
     step, ended = threading.Barrier(len(NAMES)), []
 
-    def train(one, wants_at):
+    def train(signal, stop_step):
         for number in itertools.count(1):
             step.wait(10)
-            stops = one.after_step()
-            if number == wants_at:
-                stops = one.request()
+            stops = signal.after_step()
+            if number == stop_step:
+                stops = signal.request()
             if stops:
                 return ended.append(number)
 
     threads = [
-        threading.Thread(target=train, args=[one, 3 * (i == 1)])
-        for i, one in enumerate(all_of_them)
+        threading.Thread(target=train, args=[signal, 3 * (i == 1)])
+        for i, signal in enumerate(signals)
     ]
     for thread in threads:
         thread.start()
@@ -118,30 +119,30 @@ def test_all_stop_after_the_same_step(service, all_of_them):
     assert len(set(ended)) == 1
 
 
-def test_verdicts_are_heard_in_their_order(service, all_of_them):
-    """Also if the bell of a later attempt rings first."""
-    one = all_of_them[0]
+def test_verdicts_are_received_in_order(service, signals):
+    """Also if a later attempt is published first."""
+    signal = signals[0]
     for number in (1, 0):
-        one._ring(one._me, number, str(number), 1)
-    wait_until(lambda: len(one._verdicts) == 2)
-    assert one._verdicts == ["0", "1"]
+        signal._ring(signal._me, number, str(number), 1)
+    wait_until(lambda: len(signal._verdicts) == 2)
+    assert signal._verdicts == ["0", "1"]
 
 
-def test_after_a_failure_the_time_for_the_exit_is_limited(service, all_of_them):
-    """The service may not answer; if it does, nothing is left waiting for it."""
+def test_after_a_failure_the_time_for_the_exit_is_limited(service, signals):
+    """If the service answers nevertheless, no thread is left waiting for it."""
     limited = []
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(failures, "reported", threading.Event())
         patch.setattr(failures, "limit_teardown", lambda: limited.append(True))
-        all_of_them[0]._exit()
+        signals[0]._exit()
         assert not limited
         failures.reported.set()
-        all_of_them[1]._exit()
+        signals[1]._exit()
     assert limited
-    assert not any(one._listener.is_alive() for one in all_of_them[:2])
+    assert not any(signal._listener.is_alive() for signal in signals[:2])
 
 
-def wait_until(holds):
+def wait_until(condition):
     deadline = time.monotonic() + 10
-    while not holds() and time.monotonic() < deadline:
+    while not condition() and time.monotonic() < deadline:
         time.sleep(0.01)

@@ -12,7 +12,7 @@ SCRIPT = pathlib.Path(__file__).with_name("stuck_worker.py")
 @pytest.mark.slow
 @pytest.mark.parametrize("how", ["locked", "asleep"])
 def test_the_watchdog_ends_it(starter, tmp_path, how):
-    """Also where it holds Python's lock, without which no thread of its own runs."""
+    """Also if it holds Python's lock, so that no thread of its process can run."""
     finished = starter.run([SCRIPT, how], 2, tmp_path, TF_DGC_TIMEOUT="10")
     waiting, stuck = finished.outputs
     assert "which responds but does not come" in waiting

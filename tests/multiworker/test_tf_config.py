@@ -1,4 +1,4 @@
-"""What the environment says of the cluster, rightly or wrongly."""
+"""`TF_CONFIG` and other environment variables, right and wrong."""
 
 import json
 
@@ -48,7 +48,7 @@ CLUSTER = {"worker": ["a:1", "b:2"]}
         (json.dumps({"cluster": CLUSTER}), "names a task not in its cluster"),
     ],
 )
-def test_tf_config(monkeypatch, text, message):
+def test_bad_tf_config_is_refused(monkeypatch, text, message):
     monkeypatch.setenv("TF_CONFIG", text)
     with pytest.raises(ValueError, match=message) as error:
         tf_dgc.DGCOptimizer(O.SGD(0.1))
@@ -57,7 +57,9 @@ def test_tf_config(monkeypatch, text, message):
 
 @pytest.mark.parametrize("index", [1, "1", 1.0])
 @pytest.mark.parametrize("hosts", [["a:1", "b:2"], {"0": "a:1", "1": "b:2"}])
-def test_tf_config_may_be_what_tensorflow_takes(monkeypatch, hosts, index):
+def test_tf_config_may_have_the_types_that_tensorflow_accepts(
+    monkeypatch, hosts, index
+):
     config = {"cluster": {"worker": hosts}, "task": {"type": "worker", "index": index}}
     monkeypatch.setenv("TF_CONFIG", json.dumps(config))
     resolver = tf.distribute.cluster_resolver.TFConfigClusterResolver()
@@ -69,11 +71,11 @@ def test_tf_config_may_be_what_tensorflow_takes(monkeypatch, hosts, index):
     "cluster",
     [
         {"worker": ["[::1]:1", "[::1]:2", "b.c-d:65535"]},
-        {"chief": ["a"]},  # alone it listens nowhere
+        {"chief": ["a"]},  # a single worker needs no port
         {"worker": ["a:1", "b:1"], "evaluator": ["a"]},
     ],
 )
-def test_addresses_that_are_right(monkeypatch, cluster):
+def test_valid_addresses(monkeypatch, cluster):
     task = {"type": next(iter(cluster)), "index": 0}
     monkeypatch.setenv("TF_CONFIG", json.dumps({"cluster": cluster, "task": task}))
     tf_config.check_tf_config()
@@ -100,7 +102,7 @@ def test_tf_config_without_a_strategy(monkeypatch):
 
 
 def test_a_strategy_after_tensorflow_was_used(monkeypatch):
-    """Other than TensorFlow's error, ours says what to do, and nobody is waited for."""
+    """The error says what to do, unlike TensorFlow's, and no worker waits."""
     task = {"type": "worker", "index": 0}
     monkeypatch.setenv("TF_CONFIG", json.dumps({"cluster": CLUSTER, "task": task}))
     tf.constant(1.0)
@@ -123,7 +125,7 @@ def test_an_evaluator_gets_the_default_strategy(monkeypatch, named):
     assert model.evaluate(tf.ones([4, 2]), tf.ones([4, 1]), verbose=0) >= 0
 
 
-def test_a_server_is_told_what_to_run(monkeypatch):
+def test_a_server_is_advised_to_run_serve(monkeypatch):
     config = {"cluster": {**CLUSTER, "ps": ["c:3"]}, "task": {"type": "ps", "index": 0}}
     monkeypatch.setenv("TF_CONFIG", json.dumps(config))
     with pytest.raises(ValueError, match=r"run by `tf-dgc serve`.*type 'ps'"):

@@ -1,4 +1,4 @@
-"""What the watch takes for waiting."""
+"""The watch: which states of a worker count as waiting."""
 
 import contextlib
 import sys
@@ -23,7 +23,7 @@ def waits(position):
 
 
 def test_an_error_ends_waiting():
-    """As when a variable that cannot be created is made in another way."""
+    """The program may catch it, and create a variable in another way."""
     watch = Watch(STRATEGY, lambda: {None: [9, 9]})
     with pytest.raises(MemoryError), watch.waiting("create"):
         assert waits(watch._position())
@@ -32,7 +32,7 @@ def test_an_error_ends_waiting():
 
 
 def test_a_collective_that_an_error_ended_is_not_waited_in(strategies, monkeypatch):
-    """The program may catch it, and be busy with other things for long."""
+    """The program may catch the error, and be busy with other things for long."""
     monkeypatch.setenv(workers.TIMEOUT_VARIABLE, "10")
     strategy = strategies[2]
     count = cross_device.compressed_cross_device_ops(strategy).count
@@ -70,7 +70,7 @@ def test_a_collective_that_an_error_ended_is_not_waited_in(strategies, monkeypat
 
 @contextlib.contextmanager
 def in_tensorflow():
-    """Let a thread wait in TensorFlow, until the end or a call of what this yields."""
+    """Let a thread wait in TensorFlow; yield a function that ends it."""
     queue = tf.queue.FIFOQueue(1, tf.int32)
     dequeue = tf.function(queue.dequeue)
     queue.enqueue(1)
@@ -91,7 +91,7 @@ def in_tensorflow():
         end()
 
 
-def test_what_tensorflow_executes_is_waited_for():
+def test_operations_of_tensorflow_count_as_waiting():
     with in_tensorflow():
         assert waits(Watch(STRATEGY, lambda: {None: [9, 8]})._position())
     assert not waits(Watch(STRATEGY, lambda: {None: [9, 8]})._position())
@@ -105,7 +105,7 @@ def test_a_collective_that_begins_meanwhile_is_not_lost():
 
 
 def test_positions_are_published_when_they_matter(monkeypatch):
-    """At once if it waits or traces; at half of the limit if it goes on."""
+    """At once if the worker waits or traces; else at half of the limit."""
     monkeypatch.setenv(workers.TIMEOUT_VARIABLE, "40")
     published, now = [], [1000.0]
     service = coordination
@@ -114,29 +114,29 @@ def test_positions_are_published_when_they_matter(monkeypatch):
     monkeypatch.setattr(time, "monotonic", lambda: now[0])
     watch = Watch(STRATEGY, dict)
 
-    def look(at, *position):
-        now[0] = 1000.0 + at
+    def is_published(seconds, *position):
+        now[0] = 1000.0 + seconds
         published.clear()
         watch._publish(Position(*position))
         return [Position.from_json(text) for text in published] == [Position(*position)]
 
     done, waits, later = {None: (5, 5)}, {None: (6, 5)}, {None: (6, 6)}
-    assert look(0, done, False, "a.py:1")
-    assert not look(2, done, False, "a.py:1")
-    assert not look(4, done, False, "a.py:2")
-    assert look(6, waits, False, "a.py:3")
-    assert not look(8, waits, False, "a.py:3")
-    assert not look(10, later, False, "a.py:3")
-    assert look(12, later, True, "a.py:3")
-    assert look(14, later, False, "a.py:3")
-    assert not look(33, later, False, "a.py:4")
-    assert look(34, later, False, "a.py:4")
-    assert not look(90, later, False, "a.py:4")
-    assert look(92, later, False, "a.py:5")
+    assert is_published(0, done, False, "a.py:1")
+    assert not is_published(2, done, False, "a.py:1")
+    assert not is_published(4, done, False, "a.py:2")
+    assert is_published(6, waits, False, "a.py:3")
+    assert not is_published(8, waits, False, "a.py:3")
+    assert not is_published(10, later, False, "a.py:3")
+    assert is_published(12, later, True, "a.py:3")
+    assert is_published(14, later, False, "a.py:3")
+    assert not is_published(33, later, False, "a.py:4")
+    assert is_published(34, later, False, "a.py:4")
+    assert not is_published(90, later, False, "a.py:4")
+    assert is_published(92, later, False, "a.py:5")
 
 
-def test_the_collective_that_is_waited_in_is_known():
-    """By its key, of which those that an error ended before are no part."""
+def test_the_pending_collective_is_identified():
+    """Keys of collectives that an error ended are subtracted."""
     launches = {5: tf_collectives.TracedCollective("sum", "float32", "(3,)", ())}
     keys = iter([{None: 1}, {None: 1 + 5}, {None: 1 + 7}])
     counts = {None: [9, 8]}
@@ -146,33 +146,33 @@ def test_the_collective_that_is_waited_in_is_known():
         assert watch._position().collectives == {}
         counts = {None: [10, 8]}
         with in_tensorflow():
-            known, unknown = (watch._position().collectives[None] for _ in range(2))
-    assert known == Collective(5, "sum of float32 (3,)")
-    assert unknown.key == 7
-    assert "known at run time" in unknown.name
+            static, dynamic = (watch._position().collectives[None] for _ in range(2))
+    assert static == Collective(5, "sum of float32 (3,)")
+    assert dynamic.key == 7
+    assert "known at run time" in dynamic.name
 
 
-def test_a_purpose_that_is_waited_for_is_known():
+def test_the_pending_purpose_is_identified():
     watch = Watch(STRATEGY, lambda: {None: [9, 9]})
     with watch.waiting("create"):
         assert watch._position().collectives == {None: Collective.of_purpose("create")}
     with watch.waiting("compare"):
-        found = watch._position().collectives[None]
-    assert found.name == "compare"
-    assert found.key != Collective.of_purpose("create").key
+        collective = watch._position().collectives[None]
+    assert collective.name == "compare"
+    assert collective.key != Collective.of_purpose("create").key
     assert watch._position().collectives == {}
 
 
 @pytest.mark.parametrize("eager", [False, True])
-@pytest.mark.parametrize("known", [False, True])
-def test_keys_of_collectives_add_up_to_the_one_that_waits(strategies, eager, known):
+@pytest.mark.parametrize("static", [False, True])
+def test_keys_of_collectives_add_up_to_the_pending_one(strategies, eager, static):
     strategy = strategies[2]
     hook = cross_device.compressed_cross_device_ops(strategy)
     seen = []
 
     def step(length):
         def replica():
-            words = tf.ones([11 if known else length], tf.int32)
+            words = tf.ones([11 if static else length], tf.int32)
             context = tf.distribute.get_replica_context()
             return context.merge_call(
                 lambda _, w: hook.communicate(False, tf.zeros([0]), w), args=(words,)
@@ -195,13 +195,13 @@ def test_keys_of_collectives_add_up_to_the_one_that_waits(strategies, eager, kno
     assert started == finished == 1
     assert hook.pending_keys()[None] == lost  # of an error in another test
     number = int(key_of("_all_gather", tf.ones([11], tf.int32)))
-    assert set(seen) == ({number} if known or eager else {None})
+    assert set(seen) == ({number} if static or eager else {None})
     counters = tf_collectives.Counters()
     counters.start(tf.ones([]), tf.constant(number))
     assert (counters.read(), counters.pending_key()) == ([1, 0], number)
     counters.finish(tf.ones([]), tf.constant(number))
     assert (counters.read(), counters.pending_key()) == ([1, 1], 0)
-    if known:
+    if static:
         launch = tf_collectives.find_collective(number)
         assert launch[:3] == ("all_gather", "int32", "(11,)")
         place = failures.place_in(launch.places)
@@ -209,11 +209,11 @@ def test_keys_of_collectives_add_up_to_the_one_that_waits(strategies, eager, kno
 
 
 def test_a_fault_of_the_watch_does_not_end_it(monkeypatch, capsys):
-    """Whoever waits unwatched may wait for ever."""
-    looked = []
+    """Without the watch, a worker might wait for ever."""
+    calls = []
 
     def count():
-        looked.append(threading.current_thread())
+        calls.append(threading.current_thread())
         raise KeyError("a group that is not known")
 
     monkeypatch.setenv(workers.TIMEOUT_VARIABLE, "0.1")
@@ -221,10 +221,10 @@ def test_a_fault_of_the_watch_does_not_end_it(monkeypatch, capsys):
     monkeypatch.setattr(failures, "note_end", lambda strategy: None)
     watch.start()
     try:
-        while min(map(looked.count, watch._threads)) < 3:
+        while min(map(calls.count, watch._threads)) < 3:
             time.sleep(0.01)
     finally:
         watch._end()
-    told = capsys.readouterr().err
-    assert told.count("error in the watch, which continues") == len(watch._threads)
-    assert "a group that is not known" in told
+    errors = capsys.readouterr().err
+    assert errors.count("error in the watch, which continues") == len(watch._threads)
+    assert "a group that is not known" in errors

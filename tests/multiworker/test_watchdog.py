@@ -1,4 +1,4 @@
-"""The process that ends a worker which is stuck after other workers have gone."""
+"""The watchdog process, which ends a worker that is stuck after others have gone."""
 
 import contextlib
 import pathlib
@@ -16,7 +16,7 @@ from tf_dgc.multiworker import watchdog_process
 SCRIPT = pathlib.Path(watchdog_process.__file__)
 PATIENCE = 0.5
 
-# What starts the watchdog, as a worker does, says a word again and again, and sleeps.
+# A program that starts the watchdog, as a worker does, writes words to it, and sleeps.
 WORKER = f"""
 import faulthandler, os, signal, subprocess, sys, time
 
@@ -62,26 +62,26 @@ def test_a_stuck_worker_is_ended_with_its_stack():
         worker("+=", there, gone) as process,
     ):
         with pytest.raises(subprocess.TimeoutExpired):
-            process.wait(5 * PATIENCE)  # nobody is gone
+            process.wait(5 * PATIENCE)  # no peer is gone
         server.close()
         assert process.wait(60.0) == -signal.SIGKILL
-        said = process.stderr.read()
-    assert re.search(r"worker 1 has made no progress for \d+ s, outside of all", said)
-    assert f"the worker at {gone} is gone. Ending this process" in said
-    assert "in get_stuck" in said
-    assert said.splitlines()[-1].startswith("tf_dgc: worker 1 was ended, because it")
+        output = process.stderr.read()
+    assert re.search(r"worker 1 has made no progress for \d+ s, outside of all", output)
+    assert f"the worker at {gone} is gone. Ending this process" in output
+    assert "in get_stuck" in output
+    assert output.splitlines()[-1].startswith("tf_dgc: worker 1 was ended, because it")
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
     "words",
     [
-        "+=-",  # has come to where it needs nobody
+        "+=-",  # needs no other worker any more
         "+=" * 40,  # makes progress
         "-",
     ],
 )
-def test_a_worker_that_is_not_stuck_goes_on(words):
+def test_a_worker_that_is_not_stuck_continues(words):
     with listening() as (server, gone), worker(words, gone) as process:
         time.sleep(2 * PATIENCE)
         server.close()
@@ -97,8 +97,8 @@ def test_a_peer_that_was_never_there_is_not_gone():
             process.wait(6 * PATIENCE)
 
 
-def test_a_peer_whose_place_another_one_takes_is_gone():
-    """A worker that was started again listens on the same port."""
+def test_a_peer_whose_port_is_taken_over_is_gone():
+    """A restarted worker listens on the same port."""
     with listening() as (server, address):
         port = server.getsockname()[1]
         peers = watchdog_process.Peers([address])
@@ -120,4 +120,4 @@ def test_it_ends_with_the_worker():
         time.sleep(1.0)
         process.kill()
         process.wait()
-        process.stderr.read()  # until nobody can write there any more
+        process.stderr.read()  # until no process can write there any more

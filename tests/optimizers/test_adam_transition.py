@@ -12,7 +12,7 @@ from tf_dgc._internals import keras_rules
 from tf_dgc.steps import native
 
 O = keras.optimizers  # noqa: E741
-DENSE = 4  # steps before something is left out
+DENSE = 4  # dense steps at the beginning
 INNER = {
     "adam": lambda: O.Adam(O.schedules.ExponentialDecay(0.125, 2, 0.5)),
     "amsgrad": lambda: O.Adam(0.125, beta_2=0.6, amsgrad=True),
@@ -32,9 +32,9 @@ def make_trainer(strategy, inner, sparsity):
     )
 
 
-@pytest.mark.parametrize(("least", "stock"), [(0.5, False), (0.0, True)])
-def test_stock_steps_are_traced_where_there_may_be_some(strategies, least, stock):
-    schedule = tf_dgc.schedules.PiecewiseConstantSparsity([DENSE], [least, 0.97])
+@pytest.mark.parametrize(("smallest", "stock"), [(0.5, False), (0.0, True)])
+def test_stock_steps_are_traced_only_if_possible(strategies, smallest, stock):
+    schedule = tf_dgc.schedules.PiecewiseConstantSparsity([DENSE], [smallest, 0.97])
     trainer = Trainer(
         strategies[2],
         lambda: tf_dgc.DGCOptimizer(INNER["adam"](), schedule),
@@ -54,11 +54,13 @@ def without_first(gradients):
 @pytest.mark.parametrize(
     ("inner", "path"), in_turn(INNER, ["operations", "composed"], ["adam", "nadam"])
 )
-def test_what_is_remembered_of_it_is_taken_over(strategies, inner, path, monkeypatch):
-    """And stays what it is until there is a gradient again."""
+def test_state_of_a_variable_without_gradient_is_transferred(
+    strategies, inner, path, monkeypatch
+):
+    """It does not change until the variable has a gradient again."""
     if path == "composed":
         monkeypatch.setattr(native, "is_available", lambda variables: False)
-    trainer = make_trainer(strategies[2], inner, 0.5)  # waits, and has a momentum
+    trainer = make_trainer(strategies[2], inner, 0.5)  # sparse, with momentum
     steps = make_gradients(2, DENSE + 2, "float32")
     for gradients in steps[:DENSE] + [without_first(g) for g in steps[DENSE:]]:
         trainer.step(gradients)
@@ -68,31 +70,34 @@ def test_what_is_remembered_of_it_is_taken_over(strategies, inner, path, monkeyp
         rule, optimizer.state.adam.variant.rule, trainer.variables[0]
     )
     momentum, *moments = (slot.numpy() for slot in slots)
-    by = moments[-1]
+    divisor = moments[-1]
     if inner != "adamax":
-        by = np.sqrt(by / (1 - rule.beta_2 ** (DENSE + 1)))
-    kept = [optimizer.second_moment, optimizer.largest_moment, optimizer.velocity]
-    travels_as = tf.bfloat16.as_numpy_dtype  # in the refreshes behind both steps
-    agreed = [moment.astype(travels_as) for moment in moments]
-    expected = [*agreed, momentum / 2 / by]
-    for variables, values in zip(filter(None, kept), expected, strict=True):
+        divisor = np.sqrt(divisor / (1 - rule.beta_2 ** (DENSE + 1)))
+    states = [optimizer.second_moment, optimizer.largest_moment, optimizer.velocity]
+    bfloat16 = tf.bfloat16.as_numpy_dtype  # of synchronizations after both steps
+    synchronized = [moment.astype(bfloat16) for moment in moments]
+    expected = [*synchronized, momentum / 2 / divisor]
+    for variables, values in zip(filter(None, states), expected, strict=True):
         for local in trainer.local(variables):
             np.testing.assert_allclose(local[0], values, rtol=1e-4, atol=1e-6)
 
 
-def test_it_then_moves_as_far_as_by_keras(strategies):
-    """All is sent here, so that what differs is what the steps are divided by."""
+def test_the_variable_then_moves_as_far_as_in_keras(strategies):
+    """All entries are sent, so that only the divisors differ."""
     alone = Trainer(strategies[1], INNER["adam"], initial_weights("float32"))
     wrapped = make_trainer(strategies[1], "adam", 1e-6)
-    pair, moved = (alone, wrapped), []
+    pair = (alone, wrapped)
+    distances = []
     for step, gradients in enumerate(make_gradients(1, DENSE + 4, "float32")):
         absent = DENSE <= step < DENSE + 2
         before = [trainer.weights()[0] for trainer in pair]
         for trainer in pair:
             trainer.step(without_first(gradients) if absent else gradients)
         after = [trainer.weights()[0] for trainer in pair]
-        moved.append([np.abs(a - b).mean() for a, b in zip(after, before, strict=True)])
-    np.testing.assert_allclose(*np.transpose(moved), rtol=0.15)
+        distances.append(
+            [np.abs(a - b).mean() for a, b in zip(after, before, strict=True)]
+        )
+    np.testing.assert_allclose(*np.transpose(distances), rtol=0.15)
 
 
 ALWAYS_HALF = tf_dgc.schedules.PiecewiseConstantSparsity([10**6], [0.5, 0.5])
@@ -107,7 +112,7 @@ HIGH = tf_dgc.schedules.PiecewiseConstantSparsity([DENSE], [0.0, 0.97])
 def test_stock_steps_of_an_earlier_run_count(
     strategies, before, workers, after, schedule
 ):
-    """Whether this one can send everything or not, as by a schedule it might."""
+    """They count whether or not the current run may have dense steps."""
 
     def make(workers, sparsity):
         return Trainer(
@@ -125,5 +130,5 @@ def test_stock_steps_of_an_earlier_run_count(
         trainer.load(first.save())
         for gradients in make_gradients(workers, 2, "float32", seed=3):
             trainer.step(gradients)
-    for mine, others in zip(second.weights(), third.weights(), strict=True):
-        np.testing.assert_array_equal(mine, others)
+    for weight, expected in zip(second.weights(), third.weights(), strict=True):
+        np.testing.assert_array_equal(weight, expected)

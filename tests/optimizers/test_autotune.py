@@ -1,4 +1,4 @@
-"""`collective="auto"`: the measurements and the decision."""
+"""`collective="auto"`: its measurements and decisions."""
 
 import functools
 import types
@@ -35,7 +35,7 @@ START = 2e-3
 
 
 class Network:
-    """Workers with a clock each, which runs a little faster on some."""
+    """Simulated workers, each with a clock; the clocks run at different speeds."""
 
     def __init__(self, number, launch, latency, per_byte):
         self.costs = launch, latency, per_byte
@@ -44,25 +44,24 @@ class Network:
     def clock(self, worker):
         return lambda: self.now[worker] * (1 + worker / 100)
 
-    def answer(self, asked):
+    def answer(self, requests):
         launch, latency, per_byte = self.costs
-        taken = START
-        for message in asked[0]:
-            value, hops = message[0], len(asked) - 1
-            part = value.dtype.size * int(tf.size(value))
-            if isinstance(message, SendRecv):
-                hops = 1
-            taken += launch + hops * (latency + part * per_byte)
-        self.now = [now + taken for now in self.now]
-        return answer_all(asked)
+        seconds = START
+        for message in requests[0]:
+            value = message[0]
+            hops = 1 if isinstance(message, SendRecv) else len(requests) - 1
+            num_bytes = value.dtype.size * int(tf.size(value))
+            seconds += launch + hops * (latency + num_bytes * per_byte)
+        self.now = [now + seconds for now in self.now]
+        return answer_all(requests)
 
 
 @pytest.mark.parametrize("number", [2, 5])
 @pytest.mark.parametrize(
     "costs", [(1e-3, 1e-4, 8e-8), (2e-4, 3e-2, 8e-7), (0, 1e-3, 0)]
 )
-def test_all_find_the_same(number, costs):
-    """Whatever each measures, and near what is so; the slowest counts."""
+def test_all_workers_get_the_same_speeds(number, costs):
+    """They are close to the true ones of the slowest worker."""
     network = Network(number, *costs)
     steps = [
         autotune.probe_links(
@@ -74,7 +73,7 @@ def test_all_find_the_same(number, costs):
     assert all(other == first for other in others)
     slowest = 1 + (number - 1) / 100
     launch, latency = costs[:2]
-    if number == 2:  # where the two are always together
+    if number == 2:  # both are paid in every message
         launch = latency = (launch + latency) / 2
     assert first.launch == pytest.approx(launch * slowest, rel=0.01, abs=1e-5)
     assert first.latency == pytest.approx(latency * slowest, rel=0.01, abs=1e-5)
@@ -86,78 +85,85 @@ def test_all_find_the_same(number, costs):
         assert network.now[0] < 1
 
 
-def test_what_this_worker_takes():
+def test_local_speeds_are_plausible():
     merging, decoding, rounding = autotune.local_speeds()
     assert 1e-12 < rounding < 1e-6
     assert 1e-11 < decoding < 1e-4
     assert 1e-11 < merging < 1e-4
 
 
-def decide(links, number=8, compressor=None, ways=None, merges=True, feedback=True):
-    compressor = compressor or compressors.TopK(0.99)
-    asked = ways or Auto(), compressor, LARGE, feedback, merges, number, links
-    return autotune.decide_algorithm(*asked)
+def decide(
+    links, number=8, compressor=None, algorithm=None, merges=True, feedback=True
+):
+    return autotune.decide_algorithm(
+        algorithm or Auto(),
+        compressor or compressors.TopK(0.99),
+        LARGE,
+        feedback,
+        merges,
+        number,
+        links,
+    )
 
 
-def test_where_links_are_fast_nothing_is_compressed():
-    chosen = decide(FAST)
-    assert chosen.name.startswith("float16, ")
-    assert isinstance(chosen.compressor, compressors.Float16)
-    assert decide(FAST, ways=Auto(dense=False)).compressor.name == "top_k"
+def test_fast_links_need_no_compression():
+    tuned = decide(FAST)
+    assert tuned.name.startswith("float16, ")
+    assert isinstance(tuned.compressor, compressors.Float16)
+    assert decide(FAST, algorithm=Auto(dense=False)).compressor.name == "top_k"
     assert decide(FAST, feedback=False, merges=False).compressor.name == "top_k"
     assert decide(FAST, compressor=compressors.TwoBit()).compressor.name == "two_bit"
 
 
-def test_where_links_are_slow_entries_are_merged():
+def test_slow_links_make_algorithms_merge_entries():
     assert isinstance(decide(SLOW, 16).algorithm, collectives.OkTopK)
     assert decide(SLOW, 2).compressor.name == "top_k"
     plain = decide(SLOW, 16, merges=False).algorithm
     assert not plain.drops_entries
 
 
-def test_regions_that_do_not_fit_are_not_chosen():
-    """A schedule's may have as many places again."""
+def test_regions_beyond_int32_are_not_chosen():
+    """A schedule may need regions that are twice as large."""
     top_k = compressors.TopK(tf_dgc.schedules.WarmupSparsity(100))
-    asks = Auto(dense=False), top_k, [LARGE[0]._replace(shape=(1_200_000_000,))]
-    chosen = autotune.decide_algorithm(*asks, True, True, 16, SLOW)
-    assert isinstance(chosen.algorithm, collectives.GTopK)
+    huge = [LARGE[0]._replace(shape=(1_200_000_000,))]
+    tuned = autotune.decide_algorithm(
+        Auto(dense=False), top_k, huge, True, True, 16, SLOW
+    )
+    assert isinstance(tuned.algorithm, collectives.GTopK)
 
 
-def test_where_links_are_long_rounds_are_few():
+def test_high_latency_makes_rounds_few():
     small = compressors.TopK(0.999)
-    chosen = decide(FAR, 8, small, merges=False)
-    assert isinstance(chosen.algorithm, collectives.Butterfly)
+    tuned = decide(FAR, 8, small, merges=False)
+    assert isinstance(tuned.algorithm, collectives.Butterfly)
 
 
-def test_the_simplest_is_taken_that_is_as_fast_as_any():
+def test_the_simplest_of_the_fastest_algorithms_is_chosen():
     for links in (FAST, SLOW, FAR):
         for number in (2, 3, 8, 64):
-            chosen = decide(links, number)
-            enough = 1.05 * min(chosen.seconds.values())
-            found = [name for name, taken in chosen.seconds.items() if taken <= enough]
-            assert chosen.name == found[0]
-            assert len(chosen.seconds) == 6 + 4
+            tuned = decide(links, number)
+            enough = 1.05 * min(tuned.seconds.values())
+            fastest = [name for name, s in tuned.seconds.items() if s <= enough]
+            assert tuned.name == fastest[0]
+            assert len(tuned.seconds) == 6 + 4
 
 
-def test_a_butterfly_that_saves_two_rounds_of_many_is_not_worth_it():
+def test_a_butterfly_that_is_barely_faster_is_not_chosen():
     links = LinkSpeeds(1e-4, 1e-3, 8e-8)
-    chosen = decide(links, 4, compressors.Float16())
-    assert chosen.seconds["butterfly"] < chosen.seconds["ring"]
-    assert chosen.name == "ring"
+    tuned = decide(links, 4, compressors.Float16())
+    assert tuned.seconds["butterfly"] < tuned.seconds["ring"]
+    assert tuned.name == "ring"
 
 
-def test_what_is_known_only_later_goes_around_the_ring():
-    unknown = next(
-        made
-        for kind in compressors.METHODS.values()
-        if (made := kind()).bytes((1000, 1000), tf.float32) is None
-    )
-    chosen = decide(FAR, compressor=unknown)
-    assert chosen.name == "ring"
-    assert chosen.compressor is unknown
+def test_a_method_with_unknown_sizes_uses_the_ring():
+    methods = [method() for method in compressors.METHODS.values()]
+    unknown = next(m for m in methods if m.bytes((1000, 1000), tf.float32) is None)
+    tuned = decide(FAR, compressor=unknown)
+    assert tuned.name == "ring"
+    assert tuned.compressor is unknown
 
 
-def test_what_is_asked():
+def test_request_sizes():
     top_k = autotune.request_sizes(compressors.TopK(0.99), LARGE, 4)
     assert top_k == [("entries", plan_step(LARGE, 0.99, 4).num_bytes)]
     schedule = tf_dgc.schedules.WarmupSparsity(100, 0.99)
@@ -173,8 +179,8 @@ def test_what_is_asked():
     assert factors == [("sum", 8000), ("sum", 8000)]
 
 
-def test_what_is_summed_of_one_dtype_goes_together():
-    """As many requests as `rounds.merge` makes collectives; two rounds have two."""
+def test_sums_of_one_dtype_are_one_request():
+    """There are as many requests as collectives after `rounds.merge`."""
     factors = autotune.request_sizes(compressors.PowerSGD(2), LARGE, 4)
     assert factors == [("sum", 36 + 8000), ("sum", 8000)]
     assert autotune.request_sizes(compressors.NoCompression(), LARGE, 4) == [
@@ -186,7 +192,7 @@ def test_what_is_summed_of_one_dtype_goes_together():
     assert positions == ("sum", 36)
 
 
-def test_alone_nothing_is_measured(strategies, monkeypatch):
+def test_a_single_process_measures_nothing(strategies, monkeypatch):
     def measure(*_):
         raise AssertionError
 
@@ -202,31 +208,37 @@ def test_alone_nothing_is_measured(strategies, monkeypatch):
         )
         trainer.step(gradients)
         pair.append(trainer.weights())
-    for ours, theirs in zip(*pair, strict=True):
-        np.testing.assert_array_equal(ours, theirs)
+    for weight, expected in zip(*pair, strict=True):
+        np.testing.assert_array_equal(weight, expected)
 
 
-def test_machines_are_known_before_buckets_are_chosen(strategies):
-    """By host; these replicas have the same."""
-    ways = collectives.Hierarchical()
-    asks = compressors.Float16(), LARGE, False, False, True, strategies[3]
+def test_machines_are_found_before_buckets_are_chosen(strategies):
+    """Replicas of one process are on the same host."""
+    algorithm = collectives.Hierarchical()
     with strategies[3].scope():
-        chosen = autotune.choose_algorithm(
-            ways, *asks, Communicator(strategies[3], ways)
+        tuned = autotune.choose_algorithm(
+            algorithm,
+            compressors.Float16(),
+            LARGE,
+            False,
+            False,
+            True,
+            strategies[3],
+            Communicator(strategies[3], algorithm),
         )
-    assert chosen.algorithm.groups == [[0, 1, 2]]
+    assert tuned.algorithm.groups == [[0, 1, 2]]
 
 
-def test_several_workers_go_by_what_was_chosen(strategies, monkeypatch):
-    """As if these replicas were processes; measured for once, and stated."""
+def test_several_workers_use_the_chosen_algorithm(strategies, monkeypatch):
+    """Replicas stand for processes; links are measured once."""
     several = types.SimpleNamespace(is_multi_worker=lambda strategy: True)
     monkeypatch.setattr(autotune, "consensus", several)
-    found = {}
+    entries = {}
     for links in (FAST, SLOW):
-        measured = []
+        probes = []
 
-        def run(strategy, steps, links=links, measured=measured):
-            measured.append(steps)
+        def run(strategy, steps, links=links, probes=probes):
+            probes.append(steps)
             return links
 
         monkeypatch.setattr(link_benchmark, "run_probe", run)
@@ -247,21 +259,21 @@ def test_several_workers_go_by_what_was_chosen(strategies, monkeypatch):
                 for _ in range(3)
             ]
             trainer.step(gradients)
-        assert len(measured) == 1
+        assert len(probes) == 1
         for copies in trainer.replica_weights():
             for copy in copies[1:]:
                 np.testing.assert_array_equal(copy, copies[0])
         stats = trainer.optimizer.stats
-        found[stats.collective.split(",")[0]] = stats.entries_per_step
+        entries[stats.collective.split(",")[0]] = stats.entries_per_step
         assert trainer.optimizer.get_config()["collective"] == "auto"
-    name, *_ = [name for name in found if name != "float16"]
-    assert found["float16"] == 90_007
-    assert found[name] == 9_007
+    name, *_ = [name for name in entries if name != "float16"]
+    assert entries["float16"] == 90_007
+    assert entries[name] == 9_007
 
 
 @pytest.mark.parametrize("inner", ["Adam", "Nadam"])
-def test_an_adam_is_stock_where_nothing_is_compressed(strategies, monkeypatch, inner):
-    """To the rounding of float16, and crosses over where it goes on compressed."""
+def test_an_adam_without_compression_is_stock(strategies, monkeypatch, inner):
+    """Up to rounding to float16; its state is transferred to a compressed run."""
     several = types.SimpleNamespace(is_multi_worker=lambda strategy: True)
     monkeypatch.setattr(autotune, "consensus", several)
     weights = initial_weights("float32")
@@ -281,16 +293,16 @@ def test_an_adam_is_stock_where_nothing_is_compressed(strategies, monkeypatch, i
         alone.step(gradients)
         dense.step(gradients)
     assert not any(np.any(v.numpy()) for v in dense.optimizer.second_moment)
-    for mine, stock in zip(dense.weights(), alone.weights(), strict=True):
-        np.testing.assert_allclose(mine, stock, rtol=1e-3, atol=1e-2)
+    for weight, stock in zip(dense.weights(), alone.weights(), strict=True):
+        np.testing.assert_allclose(weight, stock, rtol=1e-3, atol=1e-2)
     sparse.load(dense.save())
     sparse.step(first)
     moment = sparse.optimizer.second_moment[0].numpy()
     assert np.all(moment > 0.98 * dense.optimizer.inner_optimizer._velocities[0])
 
 
-def made(strategy, links, overlap, monkeypatch, **settings):
-    """Return a trainer, built by links as if they were measured."""
+def make_tuned_trainer(strategy, links, overlap, monkeypatch, **settings):
+    """Return a trainer that is built with certain measured link speeds."""
     several = types.SimpleNamespace(is_multi_worker=lambda strategy: True)
     monkeypatch.setattr(autotune, "consensus", several)
     monkeypatch.setattr(link_benchmark, "run_probe", lambda strategy, steps: links)
@@ -305,17 +317,19 @@ def made(strategy, links, overlap, monkeypatch, **settings):
     )
 
 
-def test_overlap_is_turned_on_where_it_pays(strategies, monkeypatch):
-    """By links that are fed: on slow ones; not on fast ones, nor if told not to."""
-    pays, never, does_not = (
-        made(strategies[2], links, overlap, monkeypatch)
+def test_overlap_is_used_if_it_is_faster(strategies, monkeypatch):
+    """On slow links; not on fast ones, nor with `overlap=False`."""
+    overlapped, never, unhelpful = (
+        make_tuned_trainer(strategies[2], links, overlap, monkeypatch)
         for links, overlap in ((SLOW, None), (SLOW, False), (FAST, None))
     )
-    name = {t: t.optimizer.stats.collective for t in (pays, never, does_not)}
-    assert name[pays] == f"{name[never]}, 4 buckets"
-    assert "buckets" not in name[does_not]
-    assert pays.optimizer.collective == "auto"
-    clipped = made(strategies[2], SLOW, None, monkeypatch, global_clipnorm=1.0)
+    name = {t: t.optimizer.stats.collective for t in (overlapped, never, unhelpful)}
+    assert name[overlapped] == f"{name[never]}, 4 buckets"
+    assert "buckets" not in name[unhelpful]
+    assert overlapped.optimizer.collective == "auto"
+    clipped = make_tuned_trainer(
+        strategies[2], SLOW, None, monkeypatch, global_clipnorm=1.0
+    )
     assert clipped.optimizer.stats.collective == name[never]
 
     steps = []
@@ -326,31 +340,28 @@ def test_overlap_is_turned_on_where_it_pays(strategies, monkeypatch):
         lambda self, step, *check: steps.append(self) or run(self, step, *check),
     )
     rng = np.random.default_rng(0)
-    shapes = [v.shape for v in pays.variables]
+    shapes = [v.shape for v in overlapped.variables]
     gradients = [[rng.normal(size=s).astype("float32") for s in shapes] for _ in "ab"]
-    for trainer, expected in ((pays, 4), (never, 1)):
+    for trainer, expected in ((overlapped, 4), (never, 1)):
         steps.clear()
         trainer.step(gradients)
-        assert len(steps) == 2 * expected  # of two replicas, a bucket each time
-    for ours, theirs in zip(pays.weights(), never.weights(), strict=True):
-        np.testing.assert_array_equal(ours, theirs)
+        assert len(steps) == 2 * expected  # one per replica and bucket
+    for weight, expected in zip(overlapped.weights(), never.weights(), strict=True):
+        np.testing.assert_array_equal(weight, expected)
 
 
 @pytest.mark.parametrize("number", [2, 3])
-def test_measured_by_the_collectives_of_a_strategy(strategies, number):
-    """Of the replicas of one process, which stand for those of several.
-
-    The last one of three has no neighbour.
-    """
+def test_probe_runs_on_the_collectives_of_a_strategy(strategies, number):
+    """Replicas of one process stand for several; the last of three has no partner."""
     with strategies[number].scope():
-        place, *_ = link_benchmark.local_ranks(strategies[number])
-        steps = autotune.probe_links(place, lambda: [0.0, 0.0, 0.0])
+        rank, *_ = link_benchmark.local_ranks(strategies[number])
+        steps = autotune.probe_links(rank, lambda: [0.0, 0.0, 0.0])
         links = link_benchmark.run_probe(strategies[number], steps)
     assert 0 <= links.launch + links.latency < 1
     assert 0 <= links.per_byte < 1e-5
 
 
-def test_a_config(strategies):
+def test_config_round_trip(strategies):
     for exchange, text in (
         ("auto", "auto"),
         (Auto(dense=False), "Auto(dense=False, overlap=True)"),
@@ -370,6 +381,6 @@ def test_a_config(strategies):
         ({"sparsity": 0.0}, False),
     ],
 )
-def test_what_cannot_merge_is_no_candidate(settings, merges):
+def test_settings_that_prevent_merging(settings, merges):
     optimizer = tf_dgc.DGCOptimizer("sgd", collective="auto", **settings)
     assert optimizer.settings.allows_merging is merges

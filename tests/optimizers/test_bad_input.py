@@ -1,4 +1,4 @@
-"""Every wrong input ends in an error that says what was passed and what to do."""
+"""Errors about wrong input say what was passed and what to do."""
 
 import inspect
 import math
@@ -37,7 +37,7 @@ def test_sparsity(sparsity):
 
 
 @pytest.mark.parametrize("uncompressed_dtype", ["float16", "mxfp4", "sign", "", 16])
-def test_exempt_dtype(uncompressed_dtype):
+def test_uncompressed_dtype(uncompressed_dtype):
     with pytest.raises(ValueError, match="`uncompressed_dtype` must be None or one of"):
         tf_dgc.DGCOptimizer(
             keras.optimizers.SGD(0.1), uncompressed_dtype=uncompressed_dtype
@@ -138,7 +138,7 @@ def test_seed(make, seed):
 
 @pytest.mark.filterwarnings("ignore:The model does not have any trainable:UserWarning")
 def test_model_without_trainable_variables(strategies, tmp_path):
-    """Nothing is trained, as in Keras, and a variable that comes later is refused."""
+    """Nothing is trained, as in Keras."""
     with strategies[2].scope():
         model = keras.Sequential([keras.Input((4,)), keras.layers.ReLU()])
         model.compile(tf_dgc.DGCOptimizer(O.SGD(0.1)), "mse")
@@ -158,12 +158,12 @@ WRAPPERS = {
 def test_an_optimizer_is_built_without_variables_as_in_keras(wrapper):
     optimizer, plain = WRAPPERS[wrapper](), O.Nadam(0.1)
     variable = keras.Variable(np.ones((3, 3)))
-    for made in (optimizer, plain):
-        made.build([])
-        assert made.built
-        made.apply([])
+    for instance in (optimizer, plain):
+        instance.build([])
+        assert instance.built
+        instance.apply([])
         with pytest.raises(ValueError, match="Unknown variable"):
-            made.apply([np.ones((3, 3))], [variable])
+            instance.apply([np.ones((3, 3))], [variable])
     assert optimizer.stats.steps == 0
     optimizer.finalize_variable_values([])
 
@@ -190,20 +190,20 @@ OPTIMIZER_OUTSIDE = (
     ],
 )
 @pytest.mark.parametrize(
-    ("for_model_tensors", "of_optimizer", "message"),
+    ("model_replicas", "optimizer_replicas", "message"),
     [
         (2, 1, OPTIMIZER_OUTSIDE),
         (1, 2, MODEL_OUTSIDE),
         (2, 4, "were created under different strategies. Create one strategy"),
     ],
 )
-def test_what_was_created_outside_the_scope(
-    strategies, make, for_model_tensors, of_optimizer, message
+def test_objects_created_outside_the_scope(
+    strategies, make, model_replicas, optimizer_replicas, message
 ):
-    """By `fit`, in a loop of one's own, and before the first step."""
-    with strategies[for_model_tensors].scope():
+    """In `fit`, in a custom loop, and in `build`."""
+    with strategies[model_replicas].scope():
         model = keras.Sequential([keras.Input((4,)), keras.layers.Dense(2)])
-    with strategies[of_optimizer].scope():
+    with strategies[optimizer_replicas].scope():
         optimizer = make()
         with pytest.raises(ValueError, match=message) as building:
             optimizer.build(model.trainable_variables)
@@ -213,7 +213,7 @@ def test_what_was_created_outside_the_scope(
         optimizer.apply_gradients([(tf.ones(v.shape), v) for v in variables])
 
     texts = [str(building.value)]
-    for strategy in {for_model_tensors, of_optimizer} - {1}:
+    for strategy in {model_replicas, optimizer_replicas} - {1}:
         with pytest.raises(ValueError, match=message) as applying:
             strategies[strategy].run(step)
         texts.append(str(applying.value))
@@ -225,7 +225,7 @@ def test_what_was_created_outside_the_scope(
         assert type(optimizer).__name__ in text
         received = text.partition("Received: variable ")[2]
         assert received.startswith(variables[0].path)
-        for number, who in ((for_model_tensors, "created"), (of_optimizer, "and a")):
+        for number, who in ((model_replicas, "created"), (optimizer_replicas, "and a")):
             where = f"of {number} replicas" if number > 1 else "outside of any scope"
             assert where in received.partition(who)[2], received
 
@@ -244,8 +244,8 @@ def test_applied_outside_a_replica(strategies):
         tf_dgc.prepare(strategies[4]).run(lambda: optimizer.apply([tf.ones((3, 3))]))
 
 
-class Anything:
-    """An object of a kind that no argument takes, with the usual `repr`."""
+class WrongType:
+    """An object that no argument accepts, with the default `repr`."""
 
 
 CONSTRUCTORS = [
@@ -267,10 +267,10 @@ CONSTRUCTORS = [
 )
 def test_errors_show_no_addresses(make, required):
     refused = []
-    of_keras = {"name", "learning_rate", "kwargs"}  # which refuses them itself
-    for name in set(inspect.signature(make).parameters) - of_keras:
+    keras_arguments = {"name", "learning_rate", "kwargs"}
+    for name in set(inspect.signature(make).parameters) - keras_arguments:
         try:
-            make(**{**required, name: Anything()})
+            make(**{**required, name: WrongType()})
         except Exception as error:
             refused.append(name)
             assert "0x" not in str(error), name
@@ -314,7 +314,7 @@ def test_monitor_without_dgc_optimizer():
     ],
 )
 def test_no_gradient_at_all_is_no_step(make):
-    """As in Keras, built or not."""
+    """As in Keras, before and after the build."""
     variable, optimizer = keras.Variable(np.zeros((40, 50), "float32")), make()
     optimizer.apply([], [])
     assert not optimizer.built
@@ -326,7 +326,7 @@ def test_no_gradient_at_all_is_no_step(make):
     assert int(optimizer.iterations) == 1
 
 
-def rows_of(shape):
+def make_slices(shape):
     return tf.IndexedSlices(tf.ones(shape), tf.constant([0, 3]), (40, 50))
 
 
@@ -337,8 +337,8 @@ def rows_of(shape):
         (tf.ones(2000), (40, 50)),
         (np.ones((3, 1)), (1, 3)),
         ([1.0], ()),
-        (rows_of((2, 40)), (40, 50)),
-        (rows_of((2, 50, 1)), (40, 50)),
+        (make_slices((2, 40)), (40, 50)),
+        (make_slices((2, 50, 1)), (40, 50)),
     ],
 )
 @pytest.mark.parametrize(
@@ -350,7 +350,7 @@ def rows_of(shape):
     ],
 )
 def test_gradient_of_another_shape(make, gradient, shape):
-    """Also where it has as many entries, as a transposed one."""
+    """Also with the same number of entries, as a transposed one."""
     variable = keras.Variable(np.zeros(shape, "float32"), name="kernel")
     with pytest.raises(
         ValueError, match=r"gradient of kernel must .*Received: .*shape"
@@ -360,13 +360,13 @@ def test_gradient_of_another_shape(make, gradient, shape):
 
 
 @pytest.mark.slow
-def test_gradient_whose_shape_is_known_later():
+def test_gradient_without_a_static_shape():
     variable = keras.Variable(np.zeros((40, 50), "float32"))
     optimizer = tf_dgc.DGCOptimizer(O.SGD(1.0), 0.0)
 
     @tf.function(input_signature=[tf.TensorSpec(None, tf.float32)])
     def match(gradient):
-        (matched,), _ = match_gradients(optimizer, [gradient], [variable])
-        return matched
+        (gradient_of_variable,), _ = match_gradients(optimizer, [gradient], [variable])
+        return gradient_of_variable
 
     assert match(tf.ones((40, 50))).shape == (40, 50)

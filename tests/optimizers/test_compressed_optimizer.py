@@ -27,7 +27,7 @@ def assert_same_weights(one, other, rtol):
         np.testing.assert_allclose(a, b, rtol=rtol, atol=rtol)
 
 
-# --- against what is known ------------------------------------------------------------
+# --- compared with references ---------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -35,7 +35,10 @@ def assert_same_weights(one, other, rtol):
 )
 def test_top_k_with_momentum_correction_is_dgc(strategies, num_workers, value_dtype):
     strategy = strategies[num_workers]
-    inner = lambda: O.SGD(0.125, momentum=0.9, nesterov=True, clipnorm=3.0)  # noqa: E731
+
+    def inner():
+        return O.SGD(0.125, momentum=0.9, nesterov=True, clipnorm=3.0)
+
     generic = make_trainer(
         strategy,
         compressors.TopK(0.97, value_dtype),
@@ -73,8 +76,12 @@ def test_no_compression_is_the_inner_optimizer(strategies, num_workers, inner):
 
 
 @pytest.mark.parametrize("clipping", ["clipnorm", "global_clipnorm"])
-def test_where_nothing_waits_gradients_are_clipped_as_by_keras(strategies, clipping):
-    inner = lambda: O.SGD(0.1, momentum=0.9, **{clipping: 0.5})  # noqa: E731
+def test_without_delayed_entries_gradients_are_clipped_as_in_keras(
+    strategies, clipping
+):
+    def inner():
+        return O.SGD(0.1, momentum=0.9, **{clipping: 0.5})
+
     wrapped = make_trainer(strategies[4], "float16", inner, "float32")
     alone = Trainer(strategies[4], inner, initial_weights("float32"))
     for gradients in make_gradients(4, 4, "float32"):
@@ -94,16 +101,16 @@ def test_a_schedule_of_the_sparsity(strategies):
     assert entries == [uncompressed + 350, uncompressed + 35]
 
 
-def test_exempt_tensors_arrive_whole(strategies):
+def test_uncompressed_tensors_arrive_whole(strategies):
     trainer = make_trainer(strategies[2], "ef_sign_sgd", lambda: O.SGD(1.0))
     before = trainer.weights()
     (gradients,) = make_gradients(2, 1)
     trainer.step(gradients)
     for i, shape in enumerate(SHAPES):
-        moved = before[i] - trainer.weights()[i]
+        update = before[i] - trainer.weights()[i]
         total = gradients[0][i] + gradients[1][i]
         uncompressed = len(shape) < 2 or np.prod(shape) < 1024
-        assert np.allclose(moved, total, rtol=1e-12) == uncompressed
+        assert np.allclose(update, total, rtol=1e-12) == uncompressed
         assert np.any(trainer.optimizer.residual[i].numpy()) != uncompressed
 
 
@@ -125,7 +132,7 @@ def test_missing_gradients_and_empty_variables():
     assert not np.any(optimizer.compressor_state[1]["shift"].numpy())
 
 
-def test_factor_masking_clears_what_was_sent():
+def test_factor_masking_clears_sent_entries():
     variable = keras.Variable(np.zeros((40, 50), "float32"))
     gradient = np.random.default_rng(0).normal(size=(40, 50)).astype("float32")
     for masking in (True, False):
@@ -175,7 +182,7 @@ def test_state_survives_saving(strategies, tmp_path, name, num_workers):
     again.fit(**data)
 
 
-# Without random choices, ties included: XLA has a generator of its own.
+# Methods without random choices and ties: XLA has another random generator.
 @pytest.mark.filterwarnings("ignore:XLA compiles this step:RuntimeWarning")
 @pytest.mark.parametrize("name", rows(["ef_sign_sgd", "power_sgd"], ["power_sgd"]))
 def test_xla(name):
@@ -192,7 +199,7 @@ def test_xla(name):
     np.testing.assert_allclose(*weights, rtol=1e-3, atol=1e-4)
 
 
-def test_an_overflowing_residual_is_left_out():
+def test_an_overflowing_residual_is_not_sent():
     variable = keras.Variable(np.zeros((4, 4), "float32"))
     optimizer = tf_dgc.CompressedOptimizer(
         O.SGD(1.0), compressors.TopK(0.9), min_compress_size=0
@@ -211,12 +218,12 @@ def test_an_overflowing_residual_is_left_out():
 
 
 @pytest.mark.parametrize("inner", [O.SGD(0.1, momentum=0.5), O.Lion(), O.Adam()])
-def test_a_momentum_behind_a_method_that_is_one(inner):
+def test_momentum_with_a_method_that_replaces_it_raises(inner):
     with pytest.raises(ValueError, match="Pass as `inner` an optimizer without"):
         tf_dgc.CompressedOptimizer(inner, "demo")
 
 
-def test_masking_is_a_choice():
+def test_bad_factor_masking_is_refused():
     with pytest.raises(ValueError, match="`factor_masking` must be True, False, or No"):
         tf_dgc.CompressedOptimizer(
             O.SGD(0.1), corrections=tf_dgc.Corrections(factor_masking="none")
@@ -224,7 +231,7 @@ def test_masking_is_a_choice():
 
 
 @pytest.mark.parametrize("compressor", ["qsgd", "none", "sign_sgd"])
-def test_momentum_correction_without_a_residual(compressor):
+def test_momentum_correction_without_a_residual_raises(compressor):
     with pytest.raises(ValueError, match="needs error feedback"):
         tf_dgc.CompressedOptimizer(
             O.SGD(0.1), compressor, corrections=tf_dgc.Corrections(momentum=True)

@@ -1,4 +1,4 @@
-"""Arguments of the optimizers: few, and named alike in constructor and config."""
+"""Arguments of the optimizers: few, with the same names in constructor and config."""
 
 import inspect
 
@@ -9,7 +9,7 @@ import tf_dgc
 
 
 def load_server_optimizer():
-    """Return one outside of a cluster, as a loaded model has it."""
+    """Return a `ServerOptimizer` outside of a cluster, as in a loaded model."""
     config = {"inner": keras.saving.serialize_keras_object(keras.optimizers.SGD())}
     return tf_dgc.ServerOptimizer.from_config(config)
 
@@ -35,18 +35,18 @@ def parameters(optimizer_class):
 
 
 @pytest.mark.parametrize("optimizer_class", MAKE)
-def test_one_type(optimizer_class):
+def test_an_argument_has_one_type(optimizer_class):
     for parameter in parameters(optimizer_class).values():
         parts = {part.strip() for part in str(parameter.annotation).split("|")}
         assert not {"bool", "float"} <= parts
 
 
-def test_dgc_has_few():
+def test_dgc_has_few_arguments():
     assert len(parameters(tf_dgc.DGCOptimizer)) <= MAX_ARGUMENTS
 
 
 @pytest.mark.parametrize("optimizer_class", MAKE)
-def test_one_name(optimizer_class):
+def test_an_argument_has_one_name(optimizer_class):
     optimizer = MAKE[optimizer_class]()
     config = optimizer.get_config()
     for name in parameters(optimizer_class):
@@ -95,7 +95,7 @@ def test_settings_are_values(settings):
         (lambda: tf_dgc.Corrections(momentum="yes"), "`momentum` must be True, False"),
     ],
 )
-def test_what_does_not_go(make, text):
+def test_bad_settings_are_refused(make, text):
     with pytest.raises(ValueError, match=text):
         make()
 

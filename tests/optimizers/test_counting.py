@@ -1,4 +1,4 @@
-"""Counters of what was sent and saved."""
+"""Counters of sent bytes and entries."""
 
 import dataclasses
 import math
@@ -27,18 +27,17 @@ def make_trainer(strategy, sparsity):
     )
 
 
-def test_counts_what_is_handed_to_the_collective(strategies, monkeypatch):
-    """The bytes counted are those of the tensors that the collectives get."""
-    handed_over = record_collectives(monkeypatch)
+def test_counted_bytes_are_those_of_the_collectives(strategies, monkeypatch):
+    sent_bytes = record_collectives(monkeypatch)
     schedule = tf_dgc.schedules.PiecewiseConstantSparsity([2, 4], [0.0, 0.9, 0.99])
     trainer = make_trainer(strategies[2], schedule)
     assert trainer.optimizer.stats.steps == 0
     total, per_step = 0, []
     for gradients in make_gradients(2, 6, "float32"):
-        handed_over.clear()
+        sent_bytes.clear()
         trainer.step(gradients)
         stats = trainer.optimizer.stats
-        assert handed_over == [stats.bytes_per_step] * 2  # both workers
+        assert sent_bytes == [stats.bytes_per_step] * 2  # both workers
         total += stats.bytes_per_step
         per_step.append(stats.bytes_per_step)
     assert per_step[1] == DENSE_BYTES + 4
@@ -56,7 +55,7 @@ def test_entries(strategies):
     trainer = make_trainer(strategies[2], 0.99)
     for gradients in make_gradients(2, 3, "float32"):
         trainer.step(gradients)
-    expected = 20 + 50 + 15 + 21  # 1 % of the large ones, all of the exempt ones
+    expected = 20 + 50 + 15 + 21  # 1 % of the large ones, all of the uncompressed ones
     stats = trainer.optimizer.stats
     assert stats.entries_per_step == expected
     assert stats.entries == 3 * expected
@@ -77,10 +76,10 @@ HUGE = [TensorSpec("", (2**30,), tf.float32, False, "float32")] * 3
 @pytest.mark.parametrize("sparsity", [0.0, 0.25])
 @pytest.mark.parametrize("scheduled", [False, True])
 def test_entries_of_a_large_model(sparsity, scheduled):
-    given = sparsity
+    argument = sparsity
     if scheduled:
-        given = ScheduledSparsity(tf.constant(sparsity, tf.float64), minimum=0.0)
-    entries = plan_step(HUGE, given, num_workers=1).entries
+        argument = ScheduledSparsity(tf.constant(sparsity, tf.float64), minimum=0.0)
+    entries = plan_step(HUGE, argument, num_workers=1).entries
     assert int(entries) == 3 * 2**30 * (1 - sparsity)
 
 

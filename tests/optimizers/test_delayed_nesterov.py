@@ -1,4 +1,4 @@
-"""`DelayedNesterov` against NumPy, and Keras's own momentum."""
+"""`DelayedNesterov` compared with NumPy and with Keras's momentum."""
 
 import keras
 import numpy as np
@@ -16,14 +16,14 @@ def apply(optimizer, weights, gradients):
     return variable.numpy()
 
 
-def make(dtype="float64", steps=7):
+def make_data(dtype="float64", steps=7):
     rng = np.random.default_rng(0)
     return rng.normal(size=(3, 4)).astype(dtype), rng.normal(size=(steps, 3, 4))
 
 
 @pytest.mark.parametrize("delay", [2, 3])
 def test_equals_algorithm_4(delay):
-    weights, gradients = make()
+    weights, gradients = make_data()
     expected, m, total = weights.copy(), 0.0, 0.0
     for t, g in enumerate(gradients):
         total = total + g
@@ -32,24 +32,24 @@ def test_equals_algorithm_4(delay):
             expected -= 0.125 * (0.9 * m + g)
         else:
             expected -= 0.125 * g
-    found = apply(DelayedNesterov(0.125, 0.9, delay), weights, gradients)
-    np.testing.assert_allclose(found, expected, rtol=1e-6)
+    result = apply(DelayedNesterov(0.125, 0.9, delay), weights, gradients)
+    np.testing.assert_allclose(result, expected, rtol=1e-6)
 
 
 def test_without_a_delay_it_is_nesterovs_momentum():
-    weights, gradients = make()
+    weights, gradients = make_data()
     sgd = keras.optimizers.SGD(0.125, momentum=0.9, nesterov=True)
     expected = apply(sgd, weights, gradients)
-    found = apply(DelayedNesterov(0.125, 0.9), weights, gradients)
-    np.testing.assert_allclose(found, expected, rtol=1e-6)
+    result = apply(DelayedNesterov(0.125, 0.9), weights, gradients)
+    np.testing.assert_allclose(result, expected, rtol=1e-6)
 
 
 @pytest.mark.parametrize("dtype", ["float16", "float32"])
 def test_dtypes(dtype):
-    weights, gradients = make(dtype)
-    found = apply(DelayedNesterov(0.125, 0.9, 2), weights, gradients.astype(dtype))
-    assert found.dtype == dtype
-    assert np.isfinite(found).all()
+    weights, gradients = make_data(dtype)
+    result = apply(DelayedNesterov(0.125, 0.9, 2), weights, gradients.astype(dtype))
+    assert result.dtype == dtype
+    assert np.isfinite(result).all()
 
 
 def test_config():
@@ -61,6 +61,6 @@ def test_config():
     "settings, text",
     [({"momentum": 1.0}, "in \\[0, 1\\)"), ({"delay": 0}, "1 or more")],
 )
-def test_settings_that_are_refused(settings, text):
+def test_bad_settings_are_refused(settings, text):
     with pytest.raises(ValueError, match=text):
         DelayedNesterov(**settings)

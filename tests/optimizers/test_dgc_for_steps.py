@@ -1,4 +1,4 @@
-"""`dgc_for_steps` is `DGCOptimizer` with settings for the length of a run."""
+"""`dgc_for_steps`: a `DGCOptimizer` with settings for the length of a run."""
 
 import re
 
@@ -28,7 +28,7 @@ def train(strategy, make):
     return trainer
 
 
-def test_it_is_dgc_with_these_settings(strategies):
+def test_equals_dgc_with_its_settings(strategies):
     settings = {
         "corrections": tf_dgc.Corrections(factor_masking=False),
         "value_dtype": "mxfp4",
@@ -37,25 +37,26 @@ def test_it_is_dgc_with_these_settings(strategies):
     steps, early = 200, 10
     assert early < STEPS
     sparsity = PiecewiseConstantSparsity([early], [0.75, 0.925])
-    mine, expected = (
-        train(strategies[2], lambda make=make: make(keras.optimizers.SGD(0.1, 0.9)))
-        for make in (
-            lambda sgd: tf_dgc.dgc_for_steps(sgd, steps),
-            lambda sgd: tf_dgc.DGCOptimizer(sgd, sparsity, **settings),
-        )
+
+    def make_sgd():
+        return keras.optimizers.SGD(0.1, 0.9)
+
+    trainer = train(strategies[2], lambda: tf_dgc.dgc_for_steps(make_sgd(), steps))
+    expected = train(
+        strategies[2], lambda: tf_dgc.DGCOptimizer(make_sgd(), sparsity, **settings)
     )
-    assert mine.optimizer.stats == expected.optimizer.stats
-    assert mine.optimizer.stats.entries_per_step == 225 + 50
-    for a, b in zip(mine.weights(), expected.weights(), strict=True):
+    assert trainer.optimizer.stats == expected.optimizer.stats
+    assert trainer.optimizer.stats.entries_per_step == 225 + 50
+    for a, b in zip(trainer.weights(), expected.weights(), strict=True):
         np.testing.assert_array_equal(a, b)
 
 
-def test_settings_are_those_that_are_given():
+def test_passed_settings_are_used():
     schedule = tf_dgc.schedules.WarmupSparsity(4)
-    made = tf_dgc.dgc_for_steps("sgd", 300, sparsity=schedule, value_dtype=None)
-    again = round_trip(made)
+    optimizer = tf_dgc.dgc_for_steps("sgd", 300, sparsity=schedule, value_dtype=None)
+    again = round_trip(optimizer)
     assert type(again) is tf_dgc.DGCOptimizer
-    assert again.get_config() == made.get_config()
+    assert again.get_config() == optimizer.get_config()
     assert again.sparsity.warmup_steps == 4
     assert again.value_dtype is None
     assert again.uncompressed_dtype == "mxint8"
@@ -80,8 +81,8 @@ def test_bad_steps(steps):
         lambda steps: tf_dgc.compressors.LGC(learning_steps=steps),
     ],
 )
-def test_steps_of_data_of_unknown_length(make):
-    """The number itself does not tell where it comes from."""
+def test_steps_computed_from_an_unknown_length_are_refused(make):
+    """TensorFlow's negative cardinalities are recognized."""
     unknown = tf.data.Dataset.range(8).filter(lambda _: True)
     for data, epochs in ((unknown, 4), (tf.data.Dataset.range(8).repeat(), 3)):
         steps = epochs * int(data.cardinality())
@@ -99,15 +100,15 @@ def sparsities(optimizer, steps):
 @pytest.mark.parametrize(
     ("steps", "early"), [(61, 3), (300, 15), (2000, 100), (15_000, 100)]
 )
-def test_more_is_sent_in_the_first_steps_of_an_sgd(steps, early):
-    made = tf_dgc.dgc_for_steps(keras.optimizers.SGD(0.1), steps)
+def test_the_first_steps_of_an_sgd_send_more(steps, early):
+    optimizer = tf_dgc.dgc_for_steps(keras.optimizers.SGD(0.1), steps)
     last = for_steps(steps)
-    found = sparsities(made, [0, early - 1, early, steps])
-    assert found == pytest.approx([0.75, 0.75, last, last])
-    assert made.sparsity.final == last
+    values = sparsities(optimizer, [0, early - 1, early, steps])
+    assert values == pytest.approx([0.75, 0.75, last, last])
+    assert optimizer.sparsity.final == last
 
 
-def test_other_optimizers_and_few_steps_have_one_sparsity():
+def test_other_optimizers_and_short_runs_have_a_constant_sparsity():
     adam = tf_dgc.dgc_for_steps(keras.optimizers.AdamW(0.001), 300)
     few = tf_dgc.dgc_for_steps(keras.optimizers.SGD(0.1), 60)
     assert adam.sparsity == for_steps(300)
@@ -115,14 +116,14 @@ def test_other_optimizers_and_few_steps_have_one_sparsity():
 
 
 @pytest.mark.parametrize("calls", [None, 8, 4000])
-def test_calls_that_make_no_step_do_not_count(calls):
-    """As many calls make a step, an entry is sent 15 times all the same."""
+def test_calls_that_only_accumulate_do_not_count(calls):
+    """Sparsity follows from the number of optimizer steps."""
     adam = keras.optimizers.Adam(0.1, gradient_accumulation_steps=calls)
     steps = max(1, 1600 // (calls or 1))
     assert tf_dgc.dgc_for_steps(adam, 1600).sparsity == for_steps(steps)
 
 
-def test_first_steps_are_those_of_the_optimizer_too(strategies):
+def test_first_steps_are_optimizer_steps(strategies):
     """8 calls make a step, and 4 of its 80 steps are early."""
 
     def make():

@@ -1,4 +1,4 @@
-"""`exclude_from_compression`, in the manner of Keras's `exclude_from_weight_decay`."""
+"""`exclude_from_compression`, which is like Keras's `exclude_from_weight_decay`."""
 
 import keras
 import numpy as np
@@ -23,11 +23,11 @@ OPTIMIZERS = {
 
 
 @pytest.mark.parametrize("kind", OPTIMIZERS)
-@pytest.mark.parametrize("by", ["var_list", "var_names"])
-def test_what_is_excluded_is_sent_whole(kind, by):
+@pytest.mark.parametrize("argument", ["var_list", "var_names"])
+def test_excluded_tensors_are_sent_whole(kind, argument):
     model, optimizer = make_model(), OPTIMIZERS[kind]()
     layer = model.get_layer("hidden")
-    if by == "var_list":
+    if argument == "var_list":
         optimizer.exclude_from_compression(var_list=layer.trainable_variables)
     else:
         optimizer.exclude_from_compression(var_names=["^hidden/"])
@@ -42,7 +42,7 @@ def test_what_is_excluded_is_sent_whole(kind, by):
 
 
 @pytest.mark.parametrize("kind", OPTIMIZERS)
-def test_it_is_part_of_the_config(kind):
+def test_exclusions_are_part_of_the_config(kind):
     model, optimizer = make_model(), OPTIMIZERS[kind]()
     optimizer.exclude_from_compression([model.get_layer("hidden").kernel], ["logits"])
     again = type(optimizer).from_config(optimizer.get_config())
@@ -52,19 +52,19 @@ def test_it_is_part_of_the_config(kind):
 
 
 @pytest.mark.parametrize(
-    ("arguments", "said"),
+    ("arguments", "message"),
     [
         ({"var_names": "hidden"}, "must be a list of regular expressions"),
         ({"var_names": [3]}, "must be a list of regular expressions"),
         ({"var_list": ["hidden"]}, "must be a list of a model's variables"),
     ],
 )
-def test_bad_arguments(arguments, said):
-    with pytest.raises(ValueError, match=said):
+def test_bad_arguments(arguments, message):
+    with pytest.raises(ValueError, match=message):
         OPTIMIZERS["dgc"]().exclude_from_compression(**arguments)
 
 
-def test_too_late():
+def test_exclusion_after_the_build_raises():
     model, optimizer = make_model(), OPTIMIZERS["dgc"]()
     optimizer.build(model.trainable_variables)
     with pytest.raises(ValueError, match="before the optimizer is built"):
@@ -78,8 +78,8 @@ def test_a_name_that_is_no_regular_expression():
     optimizer.exclude_from_compression(var_names=["bias$"])
 
 
-def test_a_build_that_was_refused_can_be_mended():
-    """By what the error says: the optimizer is not built by it."""
+def test_a_rejected_build_can_be_fixed():
+    """The error does not leave the optimizer built."""
     variables = [
         keras.Variable(np.zeros((40, 50)), dtype=dtype, name=dtype)
         for dtype in ("float32", "float64")
@@ -94,7 +94,7 @@ def test_a_build_that_was_refused_can_be_mended():
     assert all(np.all(v.numpy() < 0) for v in variables)
 
 
-def test_what_is_in_no_path_is_told():
+def test_names_that_match_no_variable_cause_a_warning():
     model, optimizer = make_model(), OPTIMIZERS["dgc"]()
     other = keras.Variable(np.zeros((40, 50)), name="another")
     optimizer.exclude_from_compression([other], ["hiden", "logits"])
@@ -103,7 +103,7 @@ def test_what_is_in_no_path_is_told():
     assert optimizer.num_compressed == 1
 
 
-def test_layers_of_other_names_are_told_when_a_model_is_loaded(tmp_path):
+def test_loading_a_model_with_other_layer_names_causes_a_warning(tmp_path):
     @keras.saving.register_keras_serializable("test_exclusions")
     class Unnamed(keras.Model):
         def __init__(self, **settings):

@@ -1,4 +1,4 @@
-"""Gradients of several calls make one step: against Keras's own, and with one call."""
+"""Gradient accumulation compared with Keras's, and with steps of one call."""
 
 import functools
 import itertools
@@ -13,7 +13,7 @@ from selection import rows
 import tf_dgc
 
 O = keras.optimizers  # noqa: E741
-CALLS = 2  # whose mean is exact, also where graphs multiply by its inverse
+CALLS = 2  # a power of 2, so that means are exact even if graphs multiply by 1 / CALLS
 RATES = O.schedules.PiecewiseConstantDecay([3, 5], [0.25, 0.125, 0.0625])  # by calls
 AVERAGED = {"use_ema": True, "ema_momentum": 0.5}
 INNER = {
@@ -50,10 +50,10 @@ def make_trainer(strategy, method, inner, calls=CALLS):
 
 
 def means(steps):
-    """Return the gradients of steps of one call, for steps of `CALLS` calls each."""
+    """Return the mean gradients of each `CALLS` calls, by step and worker."""
     return [
         [
-            [sum(of_each) / np.float32(CALLS) for of_each in zip(*worker, strict=True)]
+            [sum(values) / np.float32(CALLS) for values in zip(*worker, strict=True)]
             for worker in zip(*steps[i : i + CALLS], strict=True)
         ]
         for i in range(0, len(steps), CALLS)
@@ -66,31 +66,29 @@ def make_alone(strategy, inner):
     return Trainer(strategy, lambda: INNER[inner](**settings), weights)
 
 
-def assert_near(trainer, reference):
-    for mine, others in zip(trainer.weights(), reference.weights(), strict=True):
-        np.testing.assert_allclose(mine, others, rtol=2e-6, atol=1e-6)
+def assert_close(trainer, reference):
+    for weight, expected in zip(trainer.weights(), reference.weights(), strict=True):
+        np.testing.assert_allclose(weight, expected, rtol=2e-6, atol=1e-6)
 
 
 @pytest.mark.parametrize("inner", INNER)
-def test_with_everything_sent_it_is_keras_own(strategies, inner):
-    pair = wrapped, alone = (
-        make_trainer(strategies[1], "dense", inner),
-        make_alone(strategies[1], inner),
-    )
+def test_without_compression_it_equals_keras(strategies, inner):
+    wrapped = make_trainer(strategies[1], "dense", inner)
+    alone = make_alone(strategies[1], inner)
     for gradients in make_gradients(1, 4 * CALLS + 1, "float32"):
-        for trainer in pair:
-            trainer.step(gradients)
-        assert_near(wrapped, alone)
+        wrapped.step(gradients)
+        alone.step(gradients)
+        assert_close(wrapped, alone)
         for name in ("iterations", "learning_rate"):
-            mine, others = (float(getattr(t.optimizer, name)) for t in pair)
-            assert mine == others
-    for trainer in pair:
+            value = float(getattr(wrapped.optimizer, name))
+            assert value == float(getattr(alone.optimizer, name))
+    for trainer in (wrapped, alone):
         trainer.optimizer.finalize_variable_values(trainer.variables)
-    assert_near(wrapped, alone)
+    assert_close(wrapped, alone)
 
 
 @pytest.mark.parametrize("inner", ["scheduled sgd", "scheduled adam", "averaged"])
-def test_goes_on_within_a_step_as_keras_would(strategies, inner):
+def test_resumes_within_a_step_like_an_uninterrupted_keras(strategies, inner):
     calls = make_gradients(1, 4 * CALLS, "float32")
     alone = make_alone(strategies[1], inner)
     first, second = (make_trainer(strategies[1], "dense", inner) for _ in range(2))
@@ -103,7 +101,7 @@ def test_goes_on_within_a_step_as_keras_would(strategies, inner):
         second.step(call)
     for trainer in (second, alone):
         trainer.optimizer.finalize_variable_values(trainer.variables)
-    assert_near(second, alone)
+    assert_close(second, alone)
 
 
 @pytest.mark.parametrize(
@@ -114,7 +112,7 @@ def test_goes_on_within_a_step_as_keras_would(strategies, inner):
     ),
 )
 def test_the_rate_is_that_of_the_last_call(strategies, method, inner):
-    """Bit for bit, whenever what is sent now was kept back."""
+    """Bit for bit, also for delayed entries."""
     several = make_trainer(strategies[2], method, inner)
     make = functools.partial(INNER[inner], rate=1.0)
     weights = initial_weights("float32")
@@ -122,27 +120,27 @@ def test_the_rate_is_that_of_the_last_call(strategies, method, inner):
     calls = make_gradients(2, 4 * CALLS, "float32")
     for call in calls:
         several.step(call)
-    for taken, gradients in enumerate(means(calls)):
-        one.optimizer.learning_rate = float(RATES(taken * CALLS + CALLS - 1))
+    for num_steps, gradients in enumerate(means(calls)):
+        one.optimizer.learning_rate = float(RATES(num_steps * CALLS + CALLS - 1))
         one.step(gradients)
     assert float(several.optimizer.learning_rate) == 0.0625
-    for mine, others in zip(several.weights(), one.weights(), strict=True):
-        np.testing.assert_array_equal(mine, others)
+    for weight, expected in zip(several.weights(), one.weights(), strict=True):
+        np.testing.assert_array_equal(weight, expected)
 
 
 def test_averages_under_a_strategy(strategies):
-    """Of two workers that have one gradient they are those of one."""
+    """Two workers with one gradient have the averages of one worker."""
     several, one = (make_trainer(strategies[n], "dense", "averaged") for n in (2, 1))
     for (gradients,) in make_gradients(1, 2 * CALLS + 1, "float32"):
         several.step([[g / 2 for g in gradients]] * 2)
         one.step([gradients])
     for trainer in (several, one):
         trainer.optimizer.finalize_variable_values(trainer.variables)
-    assert_near(several, one)
+    assert_close(several, one)
 
 
 def test_several_steps_per_execution():
-    """The rate is that of each call, also where a graph has many."""
+    """Each call has its own rate, even if a graph has several calls."""
     features = np.random.default_rng(0).normal(size=(64, 40)).astype("float32")
     kernels = []
     for wrap in (lambda inner: inner, lambda inner: tf_dgc.DGCOptimizer(inner, 0.0)):
@@ -163,45 +161,44 @@ def test_several_steps_per_execution():
     ),
 )
 def test_a_step_is_that_of_the_mean(strategies, method, number):
-    """Bit for bit, and in between nothing moves and nothing is sent."""
+    """Bit for bit; other calls change no weight and send nothing."""
     calls = make_gradients(number, 4 * CALLS, "float32")
     several = make_trainer(strategies[number], method, "sgd")
     one = make_trainer(strategies[number], method, "sgd", calls=1)
-    for taken, gradients in enumerate(means(calls)):
+    for num_steps, gradients in enumerate(means(calls)):
         before = several.weights()
-        for call in calls[taken * CALLS : (taken + 1) * CALLS]:
-            for mine, kept in zip(several.weights(), before, strict=True):
-                np.testing.assert_array_equal(mine, kept)
-            assert several.optimizer.stats.steps == taken
+        for call in calls[num_steps * CALLS : (num_steps + 1) * CALLS]:
+            for weight, expected in zip(several.weights(), before, strict=True):
+                np.testing.assert_array_equal(weight, expected)
+            assert several.optimizer.stats.steps == num_steps
             several.step(call)
         one.step(gradients)
-        for mine, others in zip(several.weights(), one.weights(), strict=True):
-            np.testing.assert_array_equal(mine, others)
+        for weight, expected in zip(several.weights(), one.weights(), strict=True):
+            np.testing.assert_array_equal(weight, expected)
     assert several.optimizer.stats == one.optimizer.stats
 
 
 def test_rows_are_added_up():
-    """An embedding's gradients, of which rows come more than once, in other calls."""
+    """Rows of an embedding's gradients may repeat, within a call or in another one."""
     table = keras.Variable(np.zeros((60, 40), "float32"))
     whole = keras.Variable(np.zeros((60, 40), "float32"))
     optimizers = [
         tf_dgc.DGCOptimizer(O.SGD(1.0, gradient_accumulation_steps=2), 0.9)
         for _ in range(2)
     ]
-    for at in ([3, 3, 7], [7, 50, 1], [0, 0, 0], [3, 2, 1]):
-        values = np.random.default_rng(at[0]).normal(size=(3, 40)).astype("float32")
-        sparse = tf.IndexedSlices(values, np.array(at), (60, 40))
+    for indices in ([3, 3, 7], [7, 50, 1], [0, 0, 0], [3, 2, 1]):
+        values = (
+            np.random.default_rng(indices[0]).normal(size=(3, 40)).astype("float32")
+        )
+        sparse = tf.IndexedSlices(values, np.array(indices), (60, 40))
         optimizers[0].apply([sparse], [table])
         optimizers[1].apply([tf.convert_to_tensor(sparse)], [whole])
     assert np.count_nonzero(table) > 100
     np.testing.assert_allclose(table, whole, rtol=1e-6)
 
 
-def test_what_is_missing_in_a_step_waits():
-    """A variable without a gradient in the last call keeps what it has.
-
-    Keras forgets it: with a step it clears what it has of all variables.
-    """
+def test_a_variable_without_gradient_in_the_last_call():
+    """It keeps its accumulated gradient, which Keras drops."""
     pair = [keras.Variable(np.zeros(SHAPES[0], "float32")) for _ in range(2)]
     optimizer = tf_dgc.DGCOptimizer(O.SGD(1.0, gradient_accumulation_steps=2), 0.0)
     ones = tf.ones(SHAPES[0])
@@ -214,7 +211,7 @@ def test_what_is_missing_in_a_step_waits():
     assert np.all(pair[1].numpy() == -1.5)
 
 
-def test_what_is_not_finite_leaves_nothing_behind(strategies):
+def test_nonfinite_gradients_are_not_accumulated(strategies):
     trainer = make_trainer(strategies[2], "dgc", "sgd")
     calls = make_gradients(2, 2 * CALLS, "float32")
     calls[1][0][0].flat[5] = np.nan
@@ -225,8 +222,8 @@ def test_what_is_not_finite_leaves_nothing_behind(strategies):
 
 
 @pytest.mark.parametrize("workers", [2, pytest.param(3, marks=pytest.mark.slow)])
-def test_goes_on_within_a_step(strategies, workers):
-    """Bit for bit; and of another number of workers with the same total."""
+def test_resumes_within_a_step(strategies, workers):
+    """Bit for bit; another number of workers has the same total."""
     calls = make_gradients(2, 2 * CALLS, "float32")
     first = make_trainer(strategies[2], "dgc", "sgd")
     for call in calls[: CALLS + 1]:
@@ -234,20 +231,20 @@ def test_goes_on_within_a_step(strategies, workers):
     second = make_trainer(strategies[workers], "dgc", "sgd")
     second.load(first.save())
     sums = [t.optimizer.state.accumulation.sums for t in (first, second)]
-    for mine, others in zip(*sums, strict=True):
-        total = others.gather().sum(axis=0)
-        np.testing.assert_allclose(mine.gather().sum(axis=0), total, rtol=1e-5)
+    for old, new in zip(*sums, strict=True):
+        total = new.gather().sum(axis=0)
+        np.testing.assert_allclose(old.gather().sum(axis=0), total, rtol=1e-5)
     if workers == 2:
         for call in calls[CALLS + 1 :]:
             first.step(call)
             second.step(call)
-        for mine, others in zip(second.weights(), first.weights(), strict=True):
-            np.testing.assert_array_equal(mine, others)
+        for weight, expected in zip(second.weights(), first.weights(), strict=True):
+            np.testing.assert_array_equal(weight, expected)
 
 
 @pytest.mark.parametrize(("before", "after"), [(2, 4), (4, 2)])
-def test_another_number_of_calls_goes_on_at_its_rate(strategies, before, after):
-    """As by Keras; and a step is the mean of all calls that are in it."""
+def test_resuming_with_another_number_of_calls(strategies, before, after):
+    """The rate is Keras's, and a step applies the mean of all its calls."""
     rate = O.schedules.PolynomialDecay(1.0, 64, 0.0)
     first, second = (
         Trainer(
@@ -263,16 +260,16 @@ def test_another_number_of_calls_goes_on_at_its_rate(strategies, before, after):
     for _ in range(7):
         first.step(ones)
     second.load(first.save())
-    begun = second.weights()[0]
-    for taken in range(7, 64):
-        assert float(second.optimizer.learning_rate) == 1 - taken / 64
+    initial = second.weights()[0]
+    for num_steps in range(7, 64):
+        assert float(second.optimizer.learning_rate) == 1 - num_steps / 64
         second.step(ones)
-        if np.any(second.weights()[0] != begun):
+        if np.any(second.weights()[0] != initial):
             break
-    np.testing.assert_array_equal(begun - second.weights()[0], 1 - taken / 64)
+    np.testing.assert_array_equal(initial - second.weights()[0], 1 - num_steps / 64)
 
 
-def test_fit_and_a_config():
+def test_fit_and_config():
     model = keras.Sequential([keras.Input((40,)), keras.layers.Dense(50)])
     sgd = O.SGD(0.1, gradient_accumulation_steps=4)
     model.compile(tf_dgc.DGCOptimizer(sgd, 0.9), "mse")
@@ -287,7 +284,7 @@ def test_fit_and_a_config():
     assert again.gradient_accumulation_steps == 2
 
 
-def test_what_cannot_go_together():
+def test_incompatible_settings_are_refused():
     sgd = O.SGD(0.1, gradient_accumulation_steps=2)
     with pytest.raises(ValueError, match="the last of several calls takes the step"):
         tf_dgc.CompressedOptimizer(
@@ -305,7 +302,7 @@ def test_what_cannot_go_together():
 
 
 def test_under_a_loss_scale(strategies):
-    """An overflow leaves out that call, on all workers."""
+    """All workers skip a call with an overflow."""
     settings = {"gradient_accumulation_steps": 2}
     trainer = Trainer(
         strategies[2],

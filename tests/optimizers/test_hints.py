@@ -1,4 +1,4 @@
-"""Warnings for settings that save nothing."""
+"""Hints about settings that save no bytes."""
 
 import re
 
@@ -26,23 +26,23 @@ def top_k(sparsity):
 
 
 @pytest.mark.parametrize(
-    ("units", "make_optimizer", "said"),
+    ("units", "make_optimizer", "expected"),
     [
         (4, dgc(), "sent uncompressed.*`min_compress_size=1024`.*`tf_dgc.prepa"),
         (40, top_k(0.01), "Send fewer entries, or train"),
         (40, dgc(), None),
-        (40, dgc(WARMUP), None),  # a dense step is none that was chosen badly
+        (40, dgc(WARMUP), None),  # dense steps of a schedule are intended
         (4, dgc(0.0), None),
     ],
     ids=["exempt", "more", "less", "dense step", "dense"],
 )
-def test_hint_where_more_is_sent_than_without(strategies, units, make_optimizer, said):
+def test_hint_if_compression_saves_nothing(strategies, units, make_optimizer, expected):
     shapes = [(40, units)]
     weights = initial_weights("float32", shapes)
     trainer = Trainer(strategies[2], make_optimizer, weights)
     assert callbacks.compression_hint(trainer.optimizer) is None
     (gradients,) = make_gradients(2, 1, "float32", shapes)
     trainer.step(gradients)
-    found = callbacks.compression_hint(trainer.optimizer)
-    assert (found is None) == (said is None)
-    assert not said or re.search(said, found)
+    hint = callbacks.compression_hint(trainer.optimizer)
+    assert (hint is None) == (expected is None)
+    assert not expected or re.search(expected, hint)

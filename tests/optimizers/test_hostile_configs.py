@@ -1,4 +1,4 @@
-"""Configs are data: loading one never runs what it names."""
+"""Loading a hostile config never runs code that it names."""
 
 import keras
 import pytest
@@ -14,8 +14,8 @@ def serialized_lambda():
         return keras.saving.serialize_keras_object(function)
 
 
-def named(module, name, config, kind=None):
-    """Return what Keras reads as an object, or a function, of any module."""
+def object_config(module, name, config, kind=None):
+    """Return the config of an object or a function of any module."""
     return {
         "module": module,
         "class_name": kind or name,
@@ -24,14 +24,18 @@ def named(module, name, config, kind=None):
     }
 
 
-def hostile():
+def hostile_configs():
     return {
         "a lambda": serialized_lambda(),
-        "a function": named("os", "abort", None, "function"),
-        "a call": named("os", "system", f"touch {MARK}"),
-        "a call with arguments": named("os", "system", {"command": f"touch {MARK}"}),
-        "a process": named("subprocess", "Popen", {"args": ["touch", MARK]}),
-        "a program": named("builtins", "exec", {"source": f"open({MARK!r}, 'w')"}),
+        "a function": object_config("os", "abort", None, "function"),
+        "a call": object_config("os", "system", f"touch {MARK}"),
+        "a call with arguments": object_config(
+            "os", "system", {"command": f"touch {MARK}"}
+        ),
+        "a process": object_config("subprocess", "Popen", {"args": ["touch", MARK]}),
+        "a program": object_config(
+            "builtins", "exec", {"source": f"open({MARK!r}, 'w')"}
+        ),
     }
 
 
@@ -45,17 +49,17 @@ def hostile():
         (tf_dgc.DGCOptimizer, "seed"),
     ],
 )
-@pytest.mark.parametrize("what", list(hostile()))
-def test_nothing_is_run(tmp_path, monkeypatch, optimizer, key, what):
+@pytest.mark.parametrize("attack", list(hostile_configs()))
+def test_nothing_is_run(tmp_path, monkeypatch, optimizer, key, attack):
     monkeypatch.chdir(tmp_path)
-    made = optimizer(keras.optimizers.SGD(0.1))
-    config = {**made.get_config(), key: hostile()[what]}
+    instance = optimizer(keras.optimizers.SGD(0.1))
+    config = {**instance.get_config(), key: hostile_configs()[attack]}
     with pytest.raises((TypeError, ValueError)):
-        type(made).from_config(config)
+        type(instance).from_config(config)
     assert not list(tmp_path.iterdir())
 
 
-def test_a_learning_rate_is_no_function(tmp_path, monkeypatch):
+def test_a_serialized_learning_rate_function_is_refused(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     config = tf_dgc.DGCOptimizer(keras.optimizers.SGD(0.1)).get_config()
     config["inner"]["config"]["learning_rate"] = serialized_lambda()
@@ -64,8 +68,8 @@ def test_a_learning_rate_is_no_function(tmp_path, monkeypatch):
     assert not list(tmp_path.iterdir())
 
 
-def test_what_is_trusted_would_run(tmp_path, monkeypatch):
-    """Else the tests above prove nothing."""
+def test_the_lambda_runs_without_safe_mode(tmp_path, monkeypatch):
+    """Otherwise the tests above would prove nothing."""
     monkeypatch.chdir(tmp_path)
     load = keras.saving.deserialize_keras_object
     load(serialized_lambda(), safe_mode=False)()

@@ -1,4 +1,4 @@
-"""Hyperparameters that the wrapper applies, and subclasses that keep theirs."""
+"""Hyperparameters that the wrapper applies, and subclasses that apply their own."""
 
 import functools
 
@@ -79,7 +79,7 @@ OVERRIDING = [
 
 @keras.saving.register_keras_serializable("tests")
 class Defaults(O.SGD):
-    """Another constructor, another config, a method more; the same step."""
+    """Has another constructor, config and method, but the same step."""
 
     def __init__(self, learning_rate=0.5, momentum=0.9, **settings):
         super().__init__(learning_rate, momentum, **settings)
@@ -100,17 +100,17 @@ def weights_after(make, steps=3):
 
 @pytest.mark.parametrize("kind", OVERRIDING)
 def test_a_subclass_does_its_own_step(kind):
-    """At sparsity 0, and where nothing is left out by a schedule."""
+    """Tested with a sparsity of 0 as a number, and by a schedule."""
     expected = weights_after(lambda: kind(0.1))
     schedule = tf_dgc.schedules.PiecewiseConstantSparsity([], [0.0])
     for sparsity in (0, schedule):
-        found = weights_after(lambda s=sparsity: tf_dgc.DGCOptimizer(kind(0.1), s))
-        for a, b in zip(found, expected, strict=True):
+        weights = weights_after(lambda s=sparsity: tf_dgc.DGCOptimizer(kind(0.1), s))
+        for a, b in zip(weights, expected, strict=True):
             np.testing.assert_allclose(a, b, rtol=1e-4, atol=1e-6)
 
 
 @pytest.mark.parametrize("kind", OVERRIDING)
-def test_a_subclass_with_a_step_of_its_own_keeps_its_momentum(kind):
+def test_a_subclass_that_overrides_a_step_keeps_its_momentum(kind):
     optimizer = tf_dgc.DGCOptimizer(kind(0.1, momentum=0.9))
     assert optimizer.inner_optimizer.momentum == 0.9
     assert update.find_native_rule(kind(0.1), []) is None
@@ -125,14 +125,14 @@ def test_a_subclass_that_changes_no_step_is_an_sgd():
     ).is_plain_sgd
 
 
-def test_clipping_of_its_own_is_left_to_the_subclass():
+def test_overridden_clipping_is_left_to_the_subclass():
     optimizer = tf_dgc.DGCOptimizer(InClipping(0.1, clipnorm=1.0))
     assert optimizer.inner_optimizer.clipnorm == 1.0
     assert optimizer.get_config()["inner"]["config"]["clipnorm"] == 1.0
 
 
-def replaced(name, method):
-    """Return a function that makes an SGD of which one method is another one."""
+def with_replaced_method(name, method):
+    """Return a function that creates an SGD with one method replaced."""
 
     def make(rate, **settings):
         inner = O.SGD(rate, **settings)
@@ -155,7 +155,7 @@ REPLACED = {
 
 @pytest.mark.parametrize("name", REPLACED)
 def test_a_method_replaced_on_the_object_is_copied(name):
-    make = replaced(name, REPLACED[name])
+    make = with_replaced_method(name, REPLACED[name])
     expected = weights_after(lambda: make(0.1))
     wrappers = {
         "dense": lambda: tf_dgc.DGCOptimizer(make(0.1), 0),
@@ -168,8 +168,10 @@ def test_a_method_replaced_on_the_object_is_copied(name):
     assert optimizer.inner_optimizer.momentum == 0.9
 
 
-def test_a_replaced_update_across_replicas_steps_on_no_worker_alone():
-    make = replaced("_backend_update_step", lambda stock, *arguments: stock(*arguments))
+def test_local_steps_refuse_a_replaced_update_across_replicas():
+    make = with_replaced_method(
+        "_backend_update_step", lambda stock, *arguments: stock(*arguments)
+    )
     with pytest.raises(ValueError, match="_backend_update_step"):
         tf_dgc.LocalOptimizer(make(0.1), 2)
 
@@ -187,7 +189,7 @@ class Fixed(O.SGD):
 
 
 class Terse(O.AdamW):
-    """Takes settings that are not in its config."""
+    """Accepts settings that are not in its config."""
 
     def get_config(self):
         return {"learning_rate": float(self.learning_rate.numpy())}
@@ -216,5 +218,5 @@ def test_a_setting_that_is_not_in_the_config_is_applied_once(strategies, make, s
     for gradients in make_gradients(2, 3, "float32"):
         for trainer in trainers:
             trainer.step(gradients)
-    ours, theirs = (trainer.weights() for trainer in trainers)
-    np.testing.assert_equal(ours, theirs)
+    weights, expected = (trainer.weights() for trainer in trainers)
+    np.testing.assert_equal(weights, expected)

@@ -1,4 +1,4 @@
-"""The wrappers have the interface of Keras's optimizers."""
+"""The wrappers' interface is that of Keras's optimizers."""
 
 import keras
 import numpy as np
@@ -42,11 +42,15 @@ WRAPPERS = {
 
 @pytest.mark.parametrize(("wrapper", "num_workers"), in_turn(WRAPPERS, [2, 1], []))
 def test_variables_of_tensorflow(strategies, num_workers, wrapper):
-    """In a graph, by `apply_gradients` and by `apply` without variables."""
-    strategy, results = strategies[num_workers], []
-    for kind in (tf.Variable, keras.Variable):
+    """In a graph, with `apply_gradients` and with `apply` without variables."""
+    strategy = strategies[num_workers]
+    results = []
+    for variable_class in (tf.Variable, keras.Variable):
         with strategy.scope():
-            variables = [kind(normal(), name="a"), kind(normal((50,)), name="b")]
+            variables = [
+                variable_class(normal(), name="a"),
+                variable_class(normal((50,)), name="b"),
+            ]
             optimizer = WRAPPERS[wrapper]()
 
         step = two_steps(optimizer, variables)
@@ -54,8 +58,8 @@ def test_variables_of_tensorflow(strategies, num_workers, wrapper):
             strategy.run(step)
         results.append([v.numpy() for v in variables])
         assert optimizer.stats.steps == 4
-    for plain, of_keras in zip(*results, strict=True):
-        np.testing.assert_array_equal(plain, of_keras)
+    for of_tensorflow, of_keras in zip(*results, strict=True):
+        np.testing.assert_array_equal(of_tensorflow, of_keras)
 
 
 def test_variables_of_tensorflow_in_messages():
@@ -69,15 +73,15 @@ def test_variables_of_tensorflow_in_messages():
 
 
 def test_a_checkpoint_with_variables_of_tensorflow(tmp_path):
-    def made():
+    def build():
         variable, optimizer = tf.Variable(tf.zeros(SHAPE)), dgc()
         optimizer.build([variable])
         return variable, optimizer, tf.train.Checkpoint(v=variable, o=optimizer)
 
-    variable, optimizer, saved = made()
+    variable, optimizer, saved = build()
     optimizer.apply([normal()], [variable])
     path = saved.write(str(tmp_path / "checkpoint"))
-    again, other, loaded = made()
+    again, other, loaded = build()
     loaded.read(path).assert_existing_objects_matched()
     np.testing.assert_array_equal(again.numpy(), variable.numpy())
     for a, b in zip(other.variables, optimizer.variables, strict=True):
@@ -88,10 +92,10 @@ def test_a_checkpoint_with_variables_of_tensorflow(tmp_path):
 
 
 @pytest.mark.parametrize("traced", [False, True])
-def test_a_gradient_of_each_replica_counts_though_it_is_one_tensor(strategies, traced):
-    """The sum is over replicas, as Keras has it where each computes its own gradient.
+def test_a_tensor_shared_by_replicas_counts_once_per_replica(strategies, traced):
+    """The tensor counts as if each replica had computed its own gradient, as in Keras.
 
-    TensorFlow's reduction takes a tensor that all replicas share for one value, and
+    TensorFlow's reduction treats a tensor that all replicas share as one value, and
     Keras's optimizer then counts it once.
     """
     ones = tf.ones(SHAPE)
@@ -107,12 +111,22 @@ def test_a_gradient_of_each_replica_counts_though_it_is_one_tensor(strategies, t
         strategies[2].run(tf.function(step) if traced else step)
         return float(variable.numpy()[0, 0])
 
-    stock, ours = lambda: O.SGD(1.0), lambda: tf_dgc.DGCOptimizer(O.SGD(1.0), 0)
-    shared, own = lambda: ones, lambda: ones + 0.0
-    assert weights_after(stock, own) == 1.0
-    assert weights_after(ours, own) == 1.0
-    assert weights_after(ours, shared) == 1.0
-    assert weights_after(stock, shared) == 2.0
+    def make_stock():
+        return O.SGD(1.0)
+
+    def make_wrapped():
+        return tf_dgc.DGCOptimizer(O.SGD(1.0), 0)
+
+    def shared():
+        return ones
+
+    def separate():
+        return ones + 0.0
+
+    assert weights_after(make_stock, separate) == 1.0
+    assert weights_after(make_wrapped, separate) == 1.0
+    assert weights_after(make_wrapped, shared) == 1.0
+    assert weights_after(make_stock, shared) == 2.0
 
 
 # --- names and configs ----------------------------------------------------------------
@@ -142,13 +156,11 @@ def test_an_optimizer_whose_config_lacks_settings():
     optimizer = tf_dgc.DGCOptimizer(Terse(clipnorm=2.0), 0.9)
     assert optimizer.clipnorm == 2.0
     assert optimizer.get_config()["inner"]["config"] == {"learning_rate": 0.5}
-    compared = consensus_texts(optimizer.consensus_config(), {}, [])[
-        "optimizer"
-    ]  # by several workers
-    assert compared["inner"]["config"] == {"learning_rate": 0.5}
+    texts = consensus_texts(optimizer.consensus_config(), {}, [])
+    assert texts["optimizer"]["inner"]["config"] == {"learning_rate": 0.5}
 
 
-# --- what is printed ------------------------------------------------------------------
+# --- printing -------------------------------------------------------------------------
 
 
 def test_an_optimizer_prints_its_settings():
@@ -169,9 +181,7 @@ def test_an_optimizer_prints_its_settings():
 
 
 @pytest.mark.parametrize("num_workers", [1, 2])
-def test_an_optimizer_prints_the_current_rate_also_while_tracing(
-    strategies, num_workers
-):
+def test_an_optimizer_prints_its_current_rate_while_tracing(strategies, num_workers):
     with strategies[num_workers].scope():
         optimizer = tf_dgc.DGCOptimizer(O.SGD(0.25))
     optimizer.learning_rate = 0.5
@@ -184,7 +194,7 @@ def test_an_optimizer_prints_the_current_rate_also_while_tracing(
 
 
 def test_loading_without_tf_dgc(monkeypatch, tmp_path):
-    """As docs/using.md says: an error with the optimizer, the model without."""
+    """An error with the optimizer, but `compile=False` works (docs/using.md)."""
     model = keras.Sequential([keras.Input((40,)), keras.layers.Dense(50)])
     model.compile(dgc(), "mse")
     model.fit(normal((8, 40)), normal((8, 50)), verbose=0)
@@ -205,11 +215,12 @@ def test_fewer_rows_than_replicas(strategies):
         model = keras.Sequential([keras.Input((40,)), keras.layers.Dense(50)])
         model.compile(dgc(), "mse", metrics=["mae"])
     x, y = normal((16, 40)), normal((16, 50))
-    one = x[:1], y[:1]
-    expected = np.mean((model(one[0]).numpy() - one[1]) ** 2)
-    assert model.evaluate(*one, verbose=0)[0] == pytest.approx(expected, rel=1e-5)
-    history = model.fit(x, y, validation_data=one, verbose=0).history
+    row, target = x[:1], y[:1]
+    expected = np.mean((model(row).numpy() - target) ** 2)
+    loss = model.evaluate(row, target, verbose=0)[0]
+    assert loss == pytest.approx(expected, rel=1e-5)
+    history = model.fit(x, y, validation_data=(row, target), verbose=0).history
     assert np.isfinite(history["val_loss"])
-    assert model.predict(one[0], verbose=0).shape == (1, 50)
-    model.fit(*one, verbose=0)
+    assert model.predict(row, verbose=0).shape == (1, 50)
+    model.fit(row, target, verbose=0)
     assert all(np.isfinite(w).all() for w in model.get_weights())

@@ -1,4 +1,4 @@
-"""Mixed precision: an overflow on any worker is one decision on all of them."""
+"""Mixed precision: all workers skip a step if one of them overflows."""
 
 import functools
 
@@ -26,7 +26,7 @@ INNERS = {
     "dense adamw": lambda: AdamW(0.125),
     "sparsity 0, adamw": lambda: tf_dgc.DGCOptimizer(AdamW(0.125), 0.0),
 }
-# What is inside, of models.
+# Inner optimizers of models.
 MODELS = {
     "sgd": lambda: SGD(0.01, momentum=0.9),
     "adamw": lambda: AdamW(0.01),
@@ -76,26 +76,26 @@ def expected_scales(steps):
 def test_the_scale_moves_and_steps_are_skipped_on_all_workers(
     strategies, inner, num_workers
 ):
-    """With stock SGD too: Keras asks the first replica only."""
+    """Also with stock SGD, although Keras looks at the first replica only."""
     trainer = make_trainer(strategies[num_workers], inner)
     optimizer = trainer.optimizer
     steps = overflowing_gradients(num_workers)
-    done = 0
+    num_steps = 0
     for gradients, (scale, counter) in zip(steps, expected_scales(steps), strict=True):
         before = trainer.weights()
         trainer.step(gradients)
-        done += not overflowed(gradients)
+        num_steps += not overflowed(gradients)
         for variable, value in [
             (optimizer.dynamic_scale, scale),
             (optimizer.step_counter, counter),
-            (optimizer.iterations, done),
+            (optimizer.iterations, num_steps),
         ]:
             copies = trainer.strategy.experimental_local_results(variable.value)
             assert [c.numpy() for c in copies] == [value] * num_workers
         for copies, old in zip(trainer.replica_weights(), before, strict=True):
             assert len({c.tobytes() for c in copies}) == 1
             assert np.array_equal(copies[0], old) == overflowed(gradients)
-    assert 0 < done < STEPS
+    assert 0 < num_steps < STEPS
 
 
 @pytest.mark.parametrize(
@@ -112,23 +112,23 @@ def test_sparsity_0_equals_the_dense_run(strategies, num_workers, inner, outer):
     for gradients in overflowing_gradients(num_workers):
         dense.step(gradients)
         wrapped.step(gradients)
-        for mine, reference in zip(wrapped.weights(), dense.weights(), strict=True):
-            np.testing.assert_allclose(mine, reference, rtol=1e-6, atol=1e-7)
+        for weight, expected in zip(wrapped.weights(), dense.weights(), strict=True):
+            np.testing.assert_allclose(weight, expected, rtol=1e-6, atol=1e-7)
 
 
 @pytest.mark.parametrize("inner", ["dgc", "adam", "power_sgd"])
-def test_a_skipped_step_leaves_the_state_alone(strategies, inner):
+def test_a_skipped_step_does_not_change_the_state(strategies, inner):
     trainer = make_trainer(strategies[2], inner)
     compressed = find_compressed_optimizer(trainer.optimizer)
-    done = 0
+    num_steps = 0
     for gradients in overflowing_gradients(2):
         before = local_state(trainer, compressed)
         trainer.step(gradients)
         after = local_state(trainer, compressed)
         same = all(map(np.array_equal, before, after))
         assert same == overflowed(gradients)
-        done += not overflowed(gradients)
-        assert compressed.stats.steps == done
+        num_steps += not overflowed(gradients)
+        assert compressed.stats.steps == num_steps
     assert compressed.stats.nonfinite == 0
 
 
@@ -158,7 +158,7 @@ def make_model(strategy, optimizer, **settings):
 
 
 def make_data(bad=None, value=1e30):
-    """Return 48 examples, of which number `bad` is beyond float16."""
+    """Return 48 examples; the target of number `bad` overflows in float16."""
     rng = np.random.default_rng(0)
     x = rng.normal(size=(48, 20)).astype("float32")
     y = x[:, :1].copy()
@@ -178,7 +178,7 @@ def dgc(inner="sgd"):
         [(7, 3, "adamw")],
     ),
 )
-def test_fit_wraps_by_itself(strategies, policy, bad, steps_per_execution, inner):
+def test_fit_adds_a_loss_scale(strategies, policy, bad, steps_per_execution, inner):
     """A batch of 8 is halved between the replicas, and one example overflows."""
     policy("mixed_float16")
     make = functools.partial(dgc, inner)
@@ -222,7 +222,7 @@ def test_save_and_load(strategies, policy, tmp_path, inner):
 
 
 @pytest.mark.parametrize("inner", rows([*MODELS], ["sgd", "adamw"]))
-def test_bfloat16_has_no_scale_and_leaves_one_worker_out(strategies, policy, inner):
+def test_bfloat16_has_no_loss_scale_and_skips_one_worker(strategies, policy, inner):
     policy("mixed_bfloat16")
     model = make_model(strategies[2], functools.partial(dgc, inner))
     assert isinstance(model.optimizer, tf_dgc.DGCOptimizer)

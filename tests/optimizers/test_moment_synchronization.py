@@ -12,10 +12,10 @@ from tf_dgc.optimizers import adam
 
 O = keras.optimizers  # noqa: E741
 INNER = {
-    "adam": lambda **more: O.Adam(0.02, **more),
-    "amsgrad": lambda **more: O.Adam(0.02, amsgrad=True, **more),
-    "adamax": lambda **more: O.Adamax(0.02, **more),
-    "nadam": lambda **more: O.Nadam(0.02, **more),
+    "adam": lambda **settings: O.Adam(0.02, **settings),
+    "amsgrad": lambda **settings: O.Adam(0.02, amsgrad=True, **settings),
+    "adamax": lambda **settings: O.Adamax(0.02, **settings),
+    "nadam": lambda **settings: O.Nadam(0.02, **settings),
 }
 MAKE = {
     "dgc": lambda inner: tf_dgc.DGCOptimizer(
@@ -23,28 +23,33 @@ MAKE = {
     ),
     "power_sgd": lambda inner: tf_dgc.CompressedOptimizer(inner, "power_sgd"),
 }
-SIZE = 40 * 50 + 50 * 30  # of what is not exempt
+SIZE = 40 * 50 + 50 * 30  # of the compressed tensors
 
 
-def make_trainer(strategy, inner="adam", make="dgc", dtype="float32", **more):
+def make_trainer(strategy, inner="adam", make="dgc", dtype="float32", **settings):
     def optimizer():
-        return MAKE[make](INNER[inner](**more))
+        return MAKE[make](INNER[inner](**settings))
 
     return Trainer(strategy, optimizer, initial_weights(dtype))
 
 
 def moments_of(trainer):
-    """Return `[variable][worker]`, of the tensors that are not exempt."""
+    """Return `[variable][worker]` of the compressed tensors."""
     optimizer = trainer.optimizer
-    kept = (optimizer.second_moment, optimizer.largest_moment)
-    return [v.local_values() for some in kept if some for v in (some[0], some[2])]
+    lists = (optimizer.second_moment, optimizer.largest_moment)
+    return [
+        v.local_values()
+        for moments in lists
+        if moments
+        for v in (moments[0], moments[2])
+    ]
 
 
 def are_alike(moments):
     return [len({v.tobytes() for v in workers}) == 1 for workers in moments]
 
 
-def test_comes_at_growing_intervals():
+def test_synchronization_is_due_at_growing_intervals():
     steps = tf.range(5000, dtype=tf.int64)
     due = np.flatnonzero(adam.is_synchronization_due(steps))
     early = [1, 2, 4, 8, 16, 32, 64, 128, 256, 512]
@@ -55,7 +60,7 @@ def test_comes_at_growing_intervals():
     ("inner", "make"), in_turn(INNER, MAKE, ["adam", "amsgrad", "adamax"])
 )
 @pytest.mark.parametrize("num_workers", [2, 3])
-def test_moments_are_alike_behind_it(strategies, inner, make, num_workers):
+def test_moments_are_equal_after_synchronization(strategies, inner, make, num_workers):
     trainer = make_trainer(strategies[num_workers], inner, make)
     for step, gradients in enumerate(make_gradients(num_workers, 5, "float32"), 1):
         trainer.step(gradients)
@@ -64,20 +69,20 @@ def test_moments_are_alike_behind_it(strategies, inner, make, num_workers):
 
 
 @pytest.mark.parametrize("inner", ["adam", "adamax"])
-def test_is_what_numpy_has(strategies, inner):
-    """The mean, or the largest, of what each worker has by itself, in bfloat16."""
+def test_synchronized_moments_equal_numpy(strategies, inner):
+    """They are the mean or maximum of the workers' moments, in bfloat16."""
     trainer = make_trainer(strategies[2], inner)
     gradients = make_gradients(2, 1, "float32")[0]
     trainer.step(gradients)
     narrow = tf.bfloat16.as_numpy_dtype
-    for i, found in zip((0, 2), moments_of(trainer), strict=True):
-        own = [np.abs(local[i]) for local in gradients]
+    for i, moments in zip((0, 2), moments_of(trainer), strict=True):
+        magnitudes = [np.abs(local[i]) for local in gradients]
         if inner == "adamax":
-            expected = np.max([2 * g for g in own], axis=0).astype(narrow)
+            expected = np.max([2 * g for g in magnitudes], axis=0).astype(narrow)
         else:
-            halves = [(1e-3 * 4 * g**2 / 2).astype(narrow) for g in own]
+            halves = [(1e-3 * 4 * g**2 / 2).astype(narrow) for g in magnitudes]
             expected = np.add(*halves)
-        np.testing.assert_allclose(found[0], expected.astype("float32"), rtol=5e-3)
+        np.testing.assert_allclose(moments[0], expected.astype("float32"), rtol=5e-3)
 
 
 @pytest.mark.parametrize(
@@ -88,20 +93,20 @@ def test_is_what_numpy_has(strategies, inner):
     ),
 )
 def test_reaches_the_optimum_of_unequal_workers(strategies, inner, calls, steps):
-    """Losses are (w - 1)**2 / 2 and 9 (w + 1)**2 / 2, halved, so the best is -0.8.
+    """Losses are (w - 1)**2 / 2 and 9 (w + 1)**2 / 2, halved; the optimum is -0.8.
 
-    Divided by roots of their own, updates cancel at 0.
+    Without synchronization, updates would cancel at 0.
     """
-    more = {"gradient_accumulation_steps": calls} if calls > 1 else {}
+    settings = {"gradient_accumulation_steps": calls} if calls > 1 else {}
     means = train_unequal(
-        strategies[2], lambda: MAKE["dgc"](INNER[inner](**more)), steps * calls
+        strategies[2], lambda: MAKE["dgc"](INNER[inner](**settings)), steps * calls
     )
     assert abs(np.mean(means[-100:]) + 0.8) < 0.08
 
 
 @pytest.mark.slow
-def test_what_is_left_of_the_difference_where_refreshes_are_rare(strategies):
-    """A moment forgets 1 - 1 / e of what all had in common in 1,000 steps."""
+def test_error_of_the_optimum_if_synchronizations_are_rare(strategies):
+    """In 1,000 steps, a moment forgets 1 - 1 / e of the synchronized value."""
     means = train_unequal(
         strategies[2], lambda: tf_dgc.DGCOptimizer(O.Adam(0.005), 0.9), 3 * 1024
     )
@@ -123,32 +128,32 @@ def train_unequal(strategy, make, steps):
 
 
 @pytest.mark.parametrize(
-    ("inner", "dtype", "taken"),
+    ("inner", "dtype", "num_bytes"),
     [
         ("adam", "float32", 2 * SIZE),
         ("amsgrad", "float32", 2 * 2 * SIZE),
-        ("adamax", "float32", 2 * SIZE + SIZE),  # and the shards that are gathered
+        ("adamax", "float32", 2 * SIZE + SIZE),  # and the gathered shards
         ("adam", "float64", 8 * SIZE),
     ],
 )
-def test_bytes_are_counted(strategies, monkeypatch, inner, dtype, taken):
+def test_bytes_are_counted(strategies, monkeypatch, inner, dtype, num_bytes):
     trainer = make_trainer(strategies[2], inner, dtype=dtype)
-    handed_over = record_collectives(monkeypatch)
-    sent, handed = [], []
+    recorded_bytes = record_collectives(monkeypatch)
+    sent, collective_bytes = [], []
     for gradients in make_gradients(2, 5, dtype):
         trainer.step(gradients)
         stats = trainer.optimizer.stats
         sent.append(stats.bytes_per_step)
-        handed.append(sum(handed_over) // 2)  # workers
-        handed_over.clear()
+        collective_bytes.append(sum(recorded_bytes) // 2)  # workers
+        recorded_bytes.clear()
     assert stats.bytes == sum(sent)
     assert stats.dense_bytes_per_step == 4 * dense_entries() * (
         1 + (dtype == "float64")
     )
     extra = [n - sent[2] for n in sent]
-    assert extra == [taken, taken, 0, taken, 0]
-    if inner != "adamax":  # of which some goes in a group
-        assert handed == sent
+    assert extra == [num_bytes, num_bytes, 0, num_bytes, 0]
+    if inner != "adamax":  # part of which is exchanged in a group
+        assert collective_bytes == sent
 
 
 def dense_entries():
@@ -157,7 +162,7 @@ def dense_entries():
 
 @pytest.mark.parametrize("large", [np.inf, np.nan, 1e30])
 @pytest.mark.parametrize("inner", ["adam", "adamax"])
-def test_what_is_not_finite_gets_nowhere(strategies, inner, large):
+def test_nonfinite_gradients_do_not_spread(strategies, inner, large):
     trainer = make_trainer(strategies[2], inner)
     for step, gradients in enumerate(make_gradients(2, 9, "float32")):
         if step in (0, 3, 5, 7):
@@ -169,23 +174,21 @@ def test_what_is_not_finite_gets_nowhere(strategies, inner, large):
 
 
 @pytest.mark.parametrize("inner", ["adam", "adamax"])
-def test_a_moment_that_is_spoiled_on_one_worker_is_that_of_the_others(
-    strategies, inner
-):
+def test_a_nonfinite_moment_is_replaced_by_that_of_the_others(strategies, inner):
     trainer = make_trainer(strategies[2], inner)
     steps = make_gradients(2, 2, "float32")
     trainer.step(steps[0])
-    spoiled = trainer.optimizer.second_moment[0]
-    values = spoiled.gather()
+    moment = trainer.optimizer.second_moment[0]
+    values = moment.gather()
     values[1, 3, 4], values[1, 5, 6] = np.nan, np.inf
-    spoiled.scatter(values)
+    moment.scatter(values)
     trainer.step(steps[1])
-    (found, *_) = moments_of(trainer)
-    assert all(np.isfinite(v).all() and (v > 0).all() for v in found)
-    assert are_alike([found]) == [True]
+    (local_moments, *_) = moments_of(trainer)
+    assert all(np.isfinite(v).all() and (v > 0).all() for v in local_moments)
+    assert are_alike([local_moments]) == [True]
 
 
-def test_one_worker_refreshes_nothing(strategies):
+def test_one_worker_synchronizes_nothing(strategies):
     trainer = make_trainer(strategies[1])
     sent = []
     for gradients in make_gradients(1, 3, "float32"):
@@ -196,9 +199,9 @@ def test_one_worker_refreshes_nothing(strategies):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("inner", ["adam", "adamax"])
-@pytest.mark.parametrize("taken", [3, 4])
-def test_goes_on_across_a_refresh_from_what_was_saved(strategies, inner, taken):
-    """The 4th step refreshes, and the 8th; a schedule's first two do not count."""
+@pytest.mark.parametrize("num_steps", [3, 4])
+def test_resumes_before_or_after_a_synchronization(strategies, inner, num_steps):
+    """The 4th and 8th steps synchronize; a schedule's first two do not count."""
     schedule = tf_dgc.schedules.PiecewiseConstantSparsity([2], [0.0, 0.97])
 
     def make():
@@ -210,15 +213,15 @@ def test_goes_on_across_a_refresh_from_what_was_saved(strategies, inner, taken):
 
     steps = make_gradients(2, 11, "float32")
     first, second = make(), make()
-    for gradients in steps[: 2 + taken]:
+    for gradients in steps[: 2 + num_steps]:
         first.step(gradients)
     second.load(first.save())
-    for number, gradients in enumerate(steps[2 + taken :], taken + 1):
+    for number, gradients in enumerate(steps[2 + num_steps :], num_steps + 1):
         for trainer in (first, second):
             trainer.step(gradients)
             alike = are_alike(moments_of(trainer))
             assert all(alike) if number in (4, 8) else not any(alike)
-    for mine, others in zip(second.weights(), first.weights(), strict=True):
-        np.testing.assert_array_equal(mine, others)
-    for mine, others in zip(moments_of(second), moments_of(first), strict=True):
-        np.testing.assert_array_equal(mine, others)
+    for value, expected in zip(second.weights(), first.weights(), strict=True):
+        np.testing.assert_array_equal(value, expected)
+    for value, expected in zip(moments_of(second), moments_of(first), strict=True):
+        np.testing.assert_array_equal(value, expected)

@@ -1,4 +1,4 @@
-"""Native updates against Keras's own, and updates that Keras applies."""
+"""Native updates compared with Keras's, and rules that are left to Keras."""
 
 import dataclasses
 import itertools
@@ -52,7 +52,7 @@ RULES = {
 
 
 def some_sums():
-    """Return sums of some steps, of any magnitude, with zeros."""
+    """Return sums of several steps, of various magnitudes, with zeros."""
     rng = np.random.default_rng(3)
     return [
         [
@@ -78,7 +78,7 @@ def states(make, use_native, traced):
         update.apply_update(optimizer, outcome_of(sums), variables, use_native)
 
     step = tf.function(step) if traced else step
-    with mock.patch.object(*(steps_native, "apply_sums"), wraps=apply_sums) as native:
+    with mock.patch.object(steps_native, "apply_sums", wraps=apply_sums) as native:
         for sums in some_sums():
             step([tf.constant(s, tf.float32) for s in sums])
     assert bool(native.call_count) == use_native
@@ -87,21 +87,19 @@ def states(make, use_native, traced):
 
 @needs_operations
 @pytest.mark.parametrize("name", RULES)
-def test_the_same_bits_as_keras(name):
-    mine, theirs = (
-        states(RULES[name], use_native, False) for use_native in (True, False)
-    )
-    for a, b in zip(mine, theirs, strict=True):
+def test_native_updates_equal_keras(name):
+    native = states(RULES[name], True, traced=False)
+    stock = states(RULES[name], False, traced=False)
+    for a, b in zip(native, stock, strict=True):
         np.testing.assert_array_equal(a, b)
 
 
 @needs_operations
 @pytest.mark.parametrize("name", ["momentum, decay", "adamw", "centered, momentum"])
-def test_a_traced_step_of_keras_may_round_otherwise(name):
-    mine, theirs = (
-        states(RULES[name], use_native, True) for use_native in (True, False)
-    )
-    for a, b in zip(mine, theirs, strict=True):
+def test_native_updates_are_close_to_traced_steps_of_keras(name):
+    native = states(RULES[name], True, traced=True)
+    stock = states(RULES[name], False, traced=True)
+    for a, b in zip(native, stock, strict=True):
         np.testing.assert_allclose(
             a, b, rtol=1e-6, atol=1e-6 * np.abs(b).max(initial=0)
         )
@@ -124,31 +122,31 @@ def test_a_traced_step_of_keras_may_round_otherwise(name):
         (2, "centered", 0.97),
     ],
 )
-def test_a_step_without_sums_in_between(strategies, workers, name, sparsity):
-    """The operations that decode: sparse, and dense by one vector."""
-    found = []
-    divides = "adam" in name  # the others' rules are applied to what waited
+def test_operations_that_decode_and_update(strategies, workers, name, sparsity):
+    """Sparse steps, and dense steps of one vector."""
+    results = []
+    corrects = "adam" in name  # other rules are applied to the sum
     for use_native in (True, False):
         trainer = Trainer(
             strategies[workers],
             lambda: tf_dgc.DGCOptimizer(
-                RULES[name](), sparsity, corrections=tf_dgc.Corrections(adam=divides)
+                RULES[name](), sparsity, corrections=tf_dgc.Corrections(adam=corrects)
             ),
             initial_weights("float32"),
             traced=False,  # where Keras's own step may round otherwise
         )
-        kept = trainer.optimizer.state
-        assert kept.use_native
-        trainer.optimizer._state = dataclasses.replace(kept, use_native=use_native)
+        state = trainer.optimizer.state
+        assert state.use_native
+        trainer.optimizer._state = dataclasses.replace(state, use_native=use_native)
         for gradients in make_gradients(workers, 4, "float32"):
             trainer.step(gradients)
         inner = trainer.local(trainer.optimizer.inner_optimizer.variables[2:])
-        found.append([*trainer.weights(), *itertools.chain(*inner)])
-    for a, b in zip(*found, strict=True):
+        results.append([*trainer.weights(), *itertools.chain(*inner)])
+    for a, b in zip(*results, strict=True):
         np.testing.assert_array_equal(a, b)
 
 
-# --- what is left to Keras ------------------------------------------------------------
+# --- rules that are left to Keras -----------------------------------------------------
 
 
 class InUpdateStep(O.Adam):
@@ -162,14 +160,14 @@ class InWeightDecay(O.AdamW):
 
 
 class Defaults(O.AdamW):
-    """Its step is AdamW's."""
+    """An AdamW with another default."""
 
     def __init__(self, learning_rate=0.1, **kwargs):
         super().__init__(learning_rate, **kwargs)
 
 
-def found(make, dtype="float32", **settings):
-    """Return the rule that is found for an optimizer of one variable."""
+def find_rule(make, dtype="float32", **settings):
+    """Return the native rule of an optimizer of one variable."""
     constraint = settings.pop("constraint", None)
     variable = keras.Variable(np.ones((2, 3), dtype), dtype=dtype)
     variable.constraint = constraint
@@ -181,7 +179,7 @@ def found(make, dtype="float32", **settings):
 
 
 def test_a_subclass_that_changes_no_step_is_native():
-    rule = found(Defaults)
+    rule = find_rule(Defaults)
     assert rule.names == ["adam"]
     assert rule.decays == [True]
     assert not rule.is_plain_sgd
@@ -201,12 +199,12 @@ def test_a_subclass_that_changes_no_step_is_native():
     ],
 )
 def test_other_steps_are_left_to_keras(make):
-    assert found(make) is None
+    assert find_rule(make) is None
 
 
 @pytest.mark.parametrize("dtype", ["bfloat16", "float16", "float64"])
 def test_other_dtypes_are_left_to_keras(dtype):
-    assert found(lambda: O.Adam(0.1), dtype) is None
+    assert find_rule(lambda: O.Adam(0.1), dtype) is None
 
 
 @pytest.mark.parametrize(
@@ -221,24 +219,25 @@ def test_other_dtypes_are_left_to_keras(dtype):
     ],
     ids=lambda settings: next(iter(settings)),  # the same in all processes
 )
-def test_what_is_set_later_is_left_to_keras(settings):
-    assert found(lambda: O.Adam(0.1)) is not None
-    assert found(lambda: O.Adam(0.1), **settings) is None
+def test_settings_assigned_later_are_left_to_keras(settings):
+    assert find_rule(lambda: O.Adam(0.1)) is not None
+    assert find_rule(lambda: O.Adam(0.1), **settings) is None
 
 
-def test_descent_is_that_of_plain_sgd_alone():
-    assert found(lambda: O.SGD(0.1)).is_plain_sgd
-    assert found(lambda: O.SGD(0.1), "float64").is_plain_sgd
-    assert not found(lambda: O.SGD(0.1, momentum=0.5)).is_plain_sgd
-    assert not found(lambda: O.SGD(0.1), weight_decay=0.1).is_plain_sgd
-    assert found(lambda: O.SGD(0.1), "float64", weight_decay=0.1) is None
+def test_only_sgd_without_momentum_and_decay_is_plain():
+    assert find_rule(lambda: O.SGD(0.1)).is_plain_sgd
+    assert find_rule(lambda: O.SGD(0.1), "float64").is_plain_sgd
+    assert not find_rule(lambda: O.SGD(0.1, momentum=0.5)).is_plain_sgd
+    assert not find_rule(lambda: O.SGD(0.1), weight_decay=0.1).is_plain_sgd
+    assert find_rule(lambda: O.SGD(0.1), "float64", weight_decay=0.1) is None
 
 
 @needs_operations
 @pytest.mark.parametrize(("other", "all_have"), [("True", True), ("False", False)])
 def test_native_on_all_workers_or_on_none(monkeypatch, other, all_have):
     monkeypatch.setattr(
-        *(consensus, "exchange_texts"),
+        consensus,
+        "exchange_texts",
         lambda strategy, note, purpose: {"": note, "b": other},
     )
     strategy = tf.distribute.get_strategy()

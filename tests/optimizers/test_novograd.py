@@ -1,4 +1,4 @@
-"""`NovoGrad` against NumPy, by hand, and as an inner optimizer."""
+"""`NovoGrad` compared with NumPy and by hand, and as an inner optimizer."""
 
 import keras
 import numpy as np
@@ -11,7 +11,7 @@ from keras import ops
 import tf_dgc
 from tf_dgc import NovoGrad
 
-RATE = 0.125  # exact in float32, in which Keras keeps it
+RATE = 0.125  # exact in float32, the dtype of Keras's variable
 
 
 class Reference:
@@ -54,8 +54,8 @@ def test_equals_algorithm_1(decay):
             r.step(w, g) for r, w, g in zip(references, expected, step, strict=True)
         ]
     weights = [np.asarray(w) for w in weights]
-    found = apply(NovoGrad(RATE, epsilon=0, weight_decay=decay), weights, gradients)
-    for a, b in zip(found, expected, strict=True):
+    result = apply(NovoGrad(RATE, epsilon=0, weight_decay=decay), weights, gradients)
+    for a, b in zip(result, expected, strict=True):
         np.testing.assert_allclose(a, b, rtol=1e-10)
 
 
@@ -72,7 +72,7 @@ def test_by_hand():
 
 
 def test_weight_decay_is_coupled_and_can_be_excluded():
-    """With a zero gradient, two steps: w - lr d w, then the momentum goes on."""
+    """With zero gradients, two steps: w - lr d w, then with momentum."""
     zero = [[np.zeros(1)], [np.zeros(1)]]
     (w,) = apply(NovoGrad(0.5, beta_1=0.5, weight_decay=0.1), [np.ones(1)], zero)
     after_one = 1 - 0.5 * 0.1
@@ -138,7 +138,7 @@ def test_bad_parameters(settings):
 
 @pytest.mark.parametrize("compressor", ["none", "top_k"])
 def test_two_workers(strategies, compressor):
-    """As an inner optimizer it gets the sum; with all sent, it is the reference."""
+    """The inner optimizer gets the sum; without compression it equals the reference."""
     rng = np.random.default_rng(0)
     weights = [rng.normal(size=(6, 8)), rng.normal(size=8)]
     trainer = Trainer(
@@ -162,8 +162,8 @@ def test_two_workers(strategies, compressor):
     for copies in trainer.replica_weights():
         np.testing.assert_array_equal(copies[0], copies[1])
     if compressor == "none":
-        for mine, reference in zip(trainer.weights(), weights, strict=True):
-            np.testing.assert_allclose(mine, reference, rtol=1e-10)
+        for weight, expected in zip(trainer.weights(), weights, strict=True):
+            np.testing.assert_allclose(weight, expected, rtol=1e-10)
     else:
         assert np.all(np.isfinite(trainer.weights()[0]))
 
@@ -195,7 +195,7 @@ def test_trains_and_loads(tmp_path, strategies):
 @pytest.mark.parametrize("dtype", ["float16", "bfloat16", "float32"])
 @pytest.mark.parametrize("size", [1e-5, 1e-4, 1.0, 30.0])
 def test_only_the_direction_counts_whatever_the_size(dtype, size):
-    """Also where squares of its type vanish, or their sum is beyond all numbers."""
+    """Also if squares in the variable's dtype underflow, or their sum overflows."""
     variable = keras.Variable(np.zeros((40, 50)), dtype=dtype)
     optimizer = NovoGrad(1.0, beta_1=0.0)
     for step in range(1, 3):

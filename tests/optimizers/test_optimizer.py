@@ -1,4 +1,4 @@
-"""`DGCOptimizer` as Keras users use it."""
+"""`DGCOptimizer` through the interface of Keras."""
 
 import copy
 
@@ -32,7 +32,7 @@ def make_data(examples=64):
     return x, x.sum(axis=1, keepdims=True)
 
 
-def fitted(optimizer, strategy=None, **fit):
+def fit_model(optimizer, strategy=None, **fit):
     with (strategy or tf.distribute.get_strategy()).scope():
         model = make_model()
         model.compile(optimizer() if callable(optimizer) else optimizer, "mse")
@@ -41,7 +41,7 @@ def fitted(optimizer, strategy=None, **fit):
     return model
 
 
-def momentum():
+def make_momentum_dgc():
     return tf_dgc.DGCOptimizer(O.SGD(0.05, momentum=0.9, clipnorm=1.0), 0.9)
 
 
@@ -86,31 +86,31 @@ def test_config_round_trip(inner, settings):
 
 
 def test_config_holds_the_current_learning_rate():
-    optimizer = momentum()
+    optimizer = make_momentum_dgc()
     optimizer.learning_rate = 0.25
     assert optimizer.get_config()["inner"]["config"]["learning_rate"] == 0.25
 
 
-def test_momentum_and_clipping_are_taken_over():
-    optimizer = momentum()
+def test_the_wrapper_applies_momentum_and_clipping():
+    optimizer = make_momentum_dgc()
     assert optimizer.inner_optimizer.momentum == 0.0
     assert optimizer.inner_optimizer.clipnorm is None
 
 
 def test_is_a_keras_optimizer():
-    assert isinstance(momentum(), keras.optimizers.Optimizer)
+    assert isinstance(make_momentum_dgc(), keras.optimizers.Optimizer)
 
 
 def test_a_lambda_as_learning_rate():
     optimizer = tf_dgc.DGCOptimizer(O.SGD(lambda: 0.5), 0.9)
     assert optimizer.learning_rate == 0.5
-    fitted(optimizer)
+    fit_model(optimizer)
 
 
-def test_weight_decay_exclusions_are_kept():
+def test_weight_decay_exclusions_are_preserved():
     inner = O.SGD(0.1, weight_decay=0.5)
     inner.exclude_from_weight_decay(var_names=["bias"])
-    model = fitted(tf_dgc.DGCOptimizer(inner, 0.9), epochs=1)
+    model = fit_model(tf_dgc.DGCOptimizer(inner, 0.9), epochs=1)
     rule = model.optimizer.inner_optimizer
     kernel, bias = model.trainable_variables[:2]
     assert rule._use_weight_decay(kernel)
@@ -121,7 +121,7 @@ def test_weight_decay_exclusions_are_kept():
 
 
 def test_learning_rate_get_and_set():
-    optimizer = momentum()
+    optimizer = make_momentum_dgc()
     assert float(optimizer.learning_rate) == pytest.approx(0.05)
     optimizer.learning_rate = 0.5
     assert float(optimizer.learning_rate) == 0.5
@@ -132,14 +132,14 @@ def test_learning_rate_callbacks():
     plateau = keras.callbacks.ReduceLROnPlateau(
         "loss", factor=0.5, patience=1, min_delta=1e9
     )
-    model = fitted(momentum, epochs=3, callbacks=[scheduler])
+    model = fit_model(make_momentum_dgc, epochs=3, callbacks=[scheduler])
     assert float(model.optimizer.learning_rate) == pytest.approx(0.05 / 8)
-    model = fitted(momentum, epochs=3, callbacks=[plateau])
+    model = fit_model(make_momentum_dgc, epochs=3, callbacks=[plateau])
     assert float(model.optimizer.learning_rate) == pytest.approx(0.05 / 4)
 
 
 def test_iterations_are_counted_once():
-    model = fitted(momentum, epochs=3)
+    model = fit_model(make_momentum_dgc, epochs=3)
     optimizer = model.optimizer
     assert int(optimizer.iterations) == 12
     assert optimizer.iterations is optimizer.inner_optimizer.iterations
@@ -148,9 +148,9 @@ def test_iterations_are_counted_once():
     assert sum("iteration" in name for name in names) == 1
 
 
-@pytest.mark.parametrize(("corrects", "moved"), [(True, -1.0), (False, -10.0)])
-def test_whose_learning_rate_counts(corrects, moved):
-    """That of a gradient's own step, or that of the step in which it is sent."""
+@pytest.mark.parametrize(("corrects", "expected"), [(True, -1.0), (False, -10.0)])
+def test_which_steps_learning_rate_scales_an_entry(corrects, expected):
+    """That of the gradient's step, or that of the step that sends the entry."""
     trainer = Trainer(
         tf.distribute.get_strategy(),
         lambda: tf_dgc.DGCOptimizer(
@@ -168,10 +168,10 @@ def test_whose_learning_rate_counts(corrects, moved):
     assert trainer.weights()[0][1, 4] == 0.0
     trainer.optimizer.learning_rate = 10.0
     trainer.step([[np.zeros_like(gradient)]])
-    assert trainer.weights()[0][1, 4] == moved
+    assert trainer.weights()[0][1, 4] == expected
 
 
-# --- where it trains ------------------------------------------------------------------
+# --- training -------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -212,7 +212,7 @@ def test_steps_per_execution_changes_nothing(strategies, num_workers):
         keras.utils.set_random_seed(0)
         with strategies[num_workers].scope():
             model = make_model()
-            model.compile(momentum(), "mse", steps_per_execution=steps)
+            model.compile(make_momentum_dgc(), "mse", steps_per_execution=steps)
         model.fit(*make_data(), batch_size=16, epochs=2, shuffle=False, verbose=0)
         weights.append(model.get_weights())
         assert model.optimizer.stats.steps == 8
@@ -244,12 +244,12 @@ def test_eager_and_xla_equal_the_graph(settings, value_dtype):
 
 
 def test_eager_replicas(strategies):
-    """Eager replicas run one after the other; the exchange must not wait for ever."""
+    """Eager replicas run one after the other; the exchange must not deadlock."""
     weights = initial_weights("float32")
     steps = make_gradients(2, 3, "float32")
     results = []
     for traced in (False, True):
-        trainer = Trainer(strategies[2], momentum, weights, traced=traced)
+        trainer = Trainer(strategies[2], make_momentum_dgc, weights, traced=traced)
         for gradients in steps:
             trainer.step(gradients)
         results.append(trainer.weights())
@@ -259,7 +259,7 @@ def test_eager_replicas(strategies):
 
 def test_train_on_batch_and_unbuilt_models():
     model = keras.Sequential([keras.layers.Dense(30), keras.layers.Dense(1)])
-    model.compile(momentum(), "mse")
+    model.compile(make_momentum_dgc(), "mse")
     x, y = make_data()
     first = model.train_on_batch(x, y)
     for _ in range(20):
@@ -269,7 +269,7 @@ def test_train_on_batch_and_unbuilt_models():
 
 @pytest.mark.parametrize("num_workers", [1, 2])
 def test_embedding_gradients(strategies, num_workers):
-    """`IndexedSlices`, with repeated indices, equal the same gradient made dense."""
+    """`IndexedSlices` with repeated indices equal the same dense gradient."""
     tokens = np.random.default_rng(0).integers(0, 50, (32, 6))
     results = []
     for output in ("dense", "sparse"):
@@ -280,7 +280,7 @@ def test_embedding_gradients(strategies, num_workers):
                 embedding = keras.layers.Dense(40, use_bias=False)
             head = [keras.layers.Flatten(), keras.layers.Dense(1)]
             model = keras.Sequential([embedding, *head])
-            model.compile(momentum(), "mse")
+            model.compile(make_momentum_dgc(), "mse")
             x = np.eye(50, dtype="float32")[tokens] if output == "dense" else tokens
             model.build((None, *x.shape[1:]))
         rng = np.random.default_rng(1)
@@ -291,20 +291,20 @@ def test_embedding_gradients(strategies, num_workers):
         np.testing.assert_allclose(dense, sparse, rtol=1e-4, atol=1e-5)
 
 
-OF_SQUARES = {
+SQUARING = {
     "adam": lambda: O.Adam(0.125),
     "rmsprop": lambda: O.RMSprop(0.125),
     "clipped sgd": lambda: O.SGD(0.125, global_clipnorm=0.5),
 }
 
 
-@pytest.mark.parametrize("inner", ["momentum", *OF_SQUARES])
-def test_with_sparsity_0_rows_are_added_up_before_they_are_squared(inner):
-    """As by Keras of a dense gradient; of rows it squares each by itself."""
-    make = OF_SQUARES.get(inner, lambda: O.SGD(0.125, momentum=0.5))
+@pytest.mark.parametrize("inner", ["momentum", *SQUARING])
+def test_with_sparsity_0_repeated_rows_are_summed_before_squaring(inner):
+    """Keras does so with a dense gradient only; it squares rows one by one."""
+    make = SQUARING.get(inner, lambda: O.SGD(0.125, momentum=0.5))
     values = np.random.default_rng(0).normal(size=(3, 40)).astype("float32")
     rows = tf.IndexedSlices(values, np.array([3, 7, 3]), tf.constant([50, 40]))
-    found = []
+    weights = []
     for optimizer, gradient in (
         (tf_dgc.DGCOptimizer(make(), 0.0), rows),
         (make(), tf.convert_to_tensor(rows)),
@@ -313,15 +313,15 @@ def test_with_sparsity_0_rows_are_added_up_before_they_are_squared(inner):
         table = keras.Variable(np.ones((50, 40), "float32"))
         for _ in range(3):
             optimizer.apply([gradient], [table])
-        found.append(table.numpy())
-    wrapped, of_dense, of_rows = found
-    np.testing.assert_allclose(wrapped, of_dense, rtol=1e-5, atol=1e-5)
-    assert np.allclose(of_rows, of_dense, atol=1e-5) is (inner == "momentum")
+        weights.append(table.numpy())
+    wrapped, from_dense, from_rows = weights
+    np.testing.assert_allclose(wrapped, from_dense, rtol=1e-5, atol=1e-5)
+    assert np.allclose(from_rows, from_dense, atol=1e-5) is (inner == "momentum")
 
 
-def test_variables_without_gradient_are_left_alone():
+def test_variables_without_gradient_do_not_change():
     used, unused = (keras.Variable(np.ones((40, 40), "float32")) for _ in range(2))
-    optimizer = momentum()
+    optimizer = make_momentum_dgc()
     optimizer.build([used, unused])
     gradient = tf.ones((40, 40))
     with pytest.warns(UserWarning, match="Gradients do not exist"):
@@ -349,7 +349,7 @@ def test_dtypes(dtype):
     "value_dtype", ["float32", "bfloat16", "float16", "sign", "mxint8", "mxfp4"]
 )
 def test_value_types(value_dtype):
-    """Fewer bytes, and what the coding loses is still there."""
+    """They take fewer bytes, and rounding errors stay in the residual."""
     gradient = np.random.default_rng(0).normal(size=(100, 100)).astype("float32")
     sent_bytes = {}
     for name in (None, value_dtype):
@@ -359,8 +359,8 @@ def test_value_types(value_dtype):
         optimizer.apply([gradient], [variable])
         sent = -variable.numpy()
         assert np.count_nonzero(sent) == 100
-        kept = optimizer.residual[0].numpy()
-        np.testing.assert_allclose(sent + kept, gradient, rtol=0, atol=1e-6)
+        residual = optimizer.residual[0].numpy()
+        np.testing.assert_allclose(sent + residual, gradient, rtol=0, atol=1e-6)
         sent_bytes[name] = optimizer.stats.bytes_per_step
     saved = {"float32": 0, "bfloat16": 200, "float16": 200, "sign": 400 - 20}
     saved |= {"mxint8": 300 - 4, "mxfp4": 400 - 52 - 4}  # scales fill a word
@@ -368,8 +368,8 @@ def test_value_types(value_dtype):
 
 
 @pytest.mark.parametrize("uncompressed_dtype", [None, "bfloat16", "mxint8"])
-def test_exempt_tensors_are_coded(uncompressed_dtype):
-    """Fewer bytes, and what the coding loses goes out later."""
+def test_uncompressed_tensors_are_coded(uncompressed_dtype):
+    """They take fewer bytes, and rounding errors are sent later."""
     gradient = np.random.default_rng(0).normal(size=500).astype("float32")
     variable = keras.Variable(np.zeros(500, "float32"))
     optimizer = tf_dgc.DGCOptimizer(O.SGD(1.0), uncompressed_dtype=uncompressed_dtype)
@@ -378,9 +378,9 @@ def test_exempt_tensors_are_coded(uncompressed_dtype):
     header = 20
     expected = {None: 2000, "bfloat16": 1000, "mxint8": 500 + 16}[uncompressed_dtype]
     assert optimizer.stats.bytes_per_step == header + expected
-    kept = optimizer.residual[0].numpy()
-    np.testing.assert_array_equal(kept - variable.numpy(), gradient)
-    assert bool(np.any(kept)) == (uncompressed_dtype is not None)
+    residual = optimizer.residual[0].numpy()
+    np.testing.assert_array_equal(residual - variable.numpy(), gradient)
+    assert bool(np.any(residual)) == (uncompressed_dtype is not None)
     for _ in range(20):
         optimizer.apply([np.zeros_like(gradient)], [variable])
     np.testing.assert_allclose(-variable.numpy(), gradient, rtol=1e-6)
@@ -402,7 +402,7 @@ def test_tiny_tensors_send_at_least_one_entry():
     optimizer.build([variable])
     for _ in range(8):
         optimizer.apply([tf.ones((2, 2))], [variable])
-    assert np.all(variable.numpy() < 0)  # every entry got its turn
+    assert np.all(variable.numpy() < 0)  # every entry was sent
 
 
 def test_all_zero_gradients_send_zeros():
@@ -414,11 +414,13 @@ def test_all_zero_gradients_send_zeros():
     assert optimizer.stats.entries_per_step == 25
 
 
-def test_loss_scale_optimizer_outside():
-    model = fitted(O.LossScaleOptimizer(momentum(), initial_scale=16.0), shuffle=False)
+def test_within_a_loss_scale_optimizer():
+    model = fit_model(
+        O.LossScaleOptimizer(make_momentum_dgc(), initial_scale=16.0), shuffle=False
+    )
     assert find_compressed_optimizer(model.optimizer).stats.steps == 8
     keras.utils.set_random_seed(0)
-    plain = fitted(momentum, shuffle=False)
+    plain = fit_model(make_momentum_dgc, shuffle=False)
     for scaled, reference in zip(model.get_weights(), plain.get_weights(), strict=True):
         np.testing.assert_allclose(scaled, reference, rtol=1e-4, atol=1e-6)
 
@@ -426,7 +428,7 @@ def test_loss_scale_optimizer_outside():
 def test_swap_ema_weights():
     inner = O.SGD(0.05, momentum=0.9, use_ema=True)
     swap = keras.callbacks.SwapEMAWeights()
-    model = fitted(tf_dgc.DGCOptimizer(inner, 0.9), callbacks=[swap])
+    model = fit_model(tf_dgc.DGCOptimizer(inner, 0.9), callbacks=[swap])
     assert model.optimizer.inner_optimizer.use_ema
 
 
@@ -434,7 +436,7 @@ def test_swap_ema_weights():
 
 
 def test_velocity_and_residual_are_optimizer_variables(strategies):
-    model = fitted(momentum, strategies[2])
+    model = fit_model(make_momentum_dgc, strategies[2])
     optimizer = model.optimizer
     variables = model.trainable_variables
     for state in (optimizer.velocity, optimizer.residual):
@@ -452,10 +454,10 @@ def test_velocity_and_residual_are_optimizer_variables(strategies):
 
 @pytest.mark.parametrize("kind", rows(["keras", "checkpoint", "weights"], ["keras"]))
 def test_state_survives_saving(strategies, tmp_path, kind):
-    """With state of the inner optimizer; test_checkpoint.py has more."""
-    strategy, inner = strategies[2], lambda: O.Adam(0.01)
-    model = fitted(lambda: tf_dgc.DGCOptimizer(inner(), 0.9), strategy)
-    again = restore(model, inner, kind, strategy, tmp_path)
+    """Also that of the inner optimizer; test_checkpoint.py has more."""
+    strategy = strategies[2]
+    model = fit_model(make_adam_dgc, strategy)
+    again = restore(model, kind, strategy, tmp_path)
     assert isinstance(again.optimizer, tf_dgc.DGCOptimizer)
     before = {v.path: v.numpy() for v in model.optimizer.variables}
     after = [v.numpy() for v in again.optimizer.variables]
@@ -466,14 +468,18 @@ def test_state_survives_saving(strategies, tmp_path, kind):
     again.fit(*make_data(), verbose=0)
 
 
-def restore(model, inner, kind, strategy, tmp_path):
+def make_adam_dgc():
+    return tf_dgc.DGCOptimizer(O.Adam(0.01), 0.9)
+
+
+def restore(model, kind, strategy, tmp_path):
     if kind == "keras":
         model.save(tmp_path / "model.keras")
         with strategy.scope():
             return keras.models.load_model(tmp_path / "model.keras")
     with strategy.scope():
         again = make_model()
-        again.compile(tf_dgc.DGCOptimizer(inner(), 0.9), "mse")
+        again.compile(make_adam_dgc(), "mse")
         again.optimizer.build(again.trainable_variables)
     if kind == "weights":
         model.save_weights(tmp_path / "model.weights.h5")
@@ -487,9 +493,9 @@ def restore(model, inner, kind, strategy, tmp_path):
 
 
 def test_loading_state_of_other_settings_is_refused(tmp_path):
-    model = fitted(momentum)
+    model = fit_model(make_momentum_dgc)
     model.save_weights(tmp_path / "model.weights.h5")
-    other = fitted(lambda: tf_dgc.DGCOptimizer(O.SGD(0.05), 0.9))
+    other = fit_model(lambda: tf_dgc.DGCOptimizer(O.SGD(0.05), 0.9))
     with pytest.raises(ValueError, match="Load with the settings"):
         other.load_weights(tmp_path / "model.weights.h5")
 
@@ -511,7 +517,7 @@ def test_loading_state_of_other_settings_is_refused(tmp_path):
         (lambda: tf_dgc.DGCOptimizer("adam"), "beta_1", 0.5),
     ],
 )
-def test_a_setting_that_would_change_nothing_is_refused(make, name, value):
+def test_a_setting_without_effect_cannot_be_assigned(make, name, value):
     optimizer = make()
     before = optimizer.get_config()
     with pytest.raises(AttributeError, match=f"`{name}` .*Make another one"):
@@ -519,11 +525,13 @@ def test_a_setting_that_would_change_nothing_is_refused(make, name, value):
     assert optimizer.get_config() == before
 
 
-def test_settings_of_keras_and_own_attributes_can_be_set():
+def test_settings_of_keras_and_new_attributes_can_be_assigned():
     optimizer = tf_dgc.DGCOptimizer("sgd")
-    optimizer.learning_rate, optimizer.clipnorm, optimizer.mine = 0.5, 1.0, 3
+    optimizer.learning_rate = 0.5
+    optimizer.clipnorm = 1.0
+    optimizer.user_attribute = 3
     assert (float(optimizer.learning_rate), optimizer.clipnorm) == (0.5, 1.0)
-    assert optimizer.mine == 3
+    assert optimizer.user_attribute == 3
 
 
 @pytest.mark.parametrize("local", [False, True])
@@ -545,7 +553,7 @@ def test_xla_compiles_no_exchange(strategies, local):
 
 
 def test_steps_are_traced_without_autograph():
-    """Which takes several times as long, and does nothing for them."""
+    """AutoGraph would make tracing several times slower, without any use."""
     seen = []
 
     def schedule(step):

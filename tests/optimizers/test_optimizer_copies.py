@@ -1,4 +1,4 @@
-"""User-defined inner optimizers train as in plain Keras, whatever they contain."""
+"""User-defined inner optimizers train as in plain Keras, whatever they hold."""
 
 import functools
 import json
@@ -109,7 +109,7 @@ class ByPrivateAttribute(Scaled):
 
 @register
 class ByLaterAttribute(Scaled):
-    """Has no such attribute until somebody sets it."""
+    """Has no `rates` until the user sets them."""
 
     def factor(self, index):
         return self.rates[index]
@@ -117,7 +117,7 @@ class ByLaterAttribute(Scaled):
 
 @register
 class ByRequiredArgument(Scaled):
-    """Takes no arguments of Keras, not even a name."""
+    """Accepts none of Keras's arguments, not even a name."""
 
     def __init__(self, rates):
         super().__init__(0.5)
@@ -142,7 +142,7 @@ class ByVariable(Scaled):
 
 
 class ByListOfSlots(Scaled):
-    """Fills in `build` a list that the constructor creates."""
+    """Fills a list of the constructor in `build`."""
 
     def __init__(self, **settings):
         super().__init__(**settings)
@@ -166,7 +166,7 @@ class BySlot(Scaled):
 
 
 class ByVariables(Scaled):
-    """Leaves given variables of the model as they are."""
+    """Does not update certain variables of the model."""
 
     def __init__(self, frozen, **settings):
         super().__init__(**settings)
@@ -219,8 +219,8 @@ WRAPPERS = {
 }
 
 
-def trained(make, strategy=None):
-    """Return the weights after some steps of the same gradient on all workers."""
+def train(make, strategy=None):
+    """Return the weights after steps with the same gradient on all workers."""
     strategy = strategy or tf.distribute.get_strategy()
     trainer = Trainer(strategy, make, WEIGHTS)
     number = strategy.num_replicas_in_sync
@@ -229,8 +229,8 @@ def trained(make, strategy=None):
     return trainer.weights()
 
 
-def assert_equal(found, expected, **tolerance):
-    for a, b in zip(found, expected, strict=True):
+def assert_equal(weights, expected, **tolerance):
+    for a, b in zip(weights, expected, strict=True):
         np.testing.assert_allclose(a, b, **{"rtol": 1e-5, "atol": 1e-6, **tolerance})
 
 
@@ -238,20 +238,20 @@ def assert_equal(found, expected, **tolerance):
 @pytest.mark.parametrize("maker", MAKERS)
 def test_an_inner_optimizer_of_the_user_trains_as_in_keras(maker, wrapper):
     make = MAKERS[maker]
-    assert_equal(trained(lambda: WRAPPERS[wrapper](make())), trained(make))
+    assert_equal(train(lambda: WRAPPERS[wrapper](make())), train(make))
 
 
 @pytest.mark.parametrize("maker", ["dict", "variable", "bound", "rate_of_iterations"])
 def test_several_workers_train_as_in_keras(strategies, maker):
     make = MAKERS[maker]
-    found = trained(lambda: WRAPPERS["dgc"](make()), strategies[2])
-    assert_equal(found, trained(make))
+    weights = train(lambda: WRAPPERS["dgc"](make()), strategies[2])
+    assert_equal(weights, train(make))
 
 
 def test_an_optimizer_created_outside_of_the_scope(strategies):
     inner = ByVariable()
-    found = trained(lambda: WRAPPERS["dgc"](inner), strategies[2])
-    assert_equal(found, trained(ByVariable))
+    weights = train(lambda: WRAPPERS["dgc"](inner), strategies[2])
+    assert_equal(weights, train(ByVariable))
 
 
 @pytest.mark.parametrize("wrapper", WRAPPERS)
@@ -261,7 +261,7 @@ def test_an_attribute_set_later_on_the_inner_optimizer_acts(wrapper):
         optimizer.inner_optimizer.rates = [0.25, 3.0]
         return optimizer
 
-    assert_equal(trained(make), trained(MAKERS["later"]))
+    assert_equal(train(make), train(MAKERS["later"]))
 
 
 @pytest.mark.parametrize("wrapper", WRAPPERS)
@@ -275,29 +275,29 @@ def test_an_attribute_of_the_inner_optimizer_is_not_set_on_the_wrapper(wrapper):
 
 @pytest.mark.parametrize("maker", ["list_of_slots", "variable", "dict"])
 def test_one_object_may_be_wrapped_twice_and_used_itself(maker):
-    inner, expected = MAKERS[maker](), trained(MAKERS[maker])
+    inner, expected = MAKERS[maker](), train(MAKERS[maker])
     for _ in range(2):
-        assert_equal(trained(lambda: WRAPPERS["dgc"](inner)), expected)
-    assert_equal(trained(lambda: inner), expected)
+        assert_equal(train(lambda: WRAPPERS["dgc"](inner)), expected)
+    assert_equal(train(lambda: inner), expected)
 
 
 def test_the_outer_optimizer_of_local_steps_keeps_its_attributes():
     outer = ByDict({"body": 1.0, "head": 0.0}, learning_rate=1.0)
-    found = trained(lambda: tf_dgc.LocalOptimizer(O.SGD(0.5), 2, outer=outer))
-    expected = trained(lambda: O.SGD(0.5))
-    assert_equal(found, [expected[0], WEIGHTS[1]])
+    weights = train(lambda: tf_dgc.LocalOptimizer(O.SGD(0.5), 2, outer=outer))
+    expected = train(lambda: O.SGD(0.5))
+    assert_equal(weights, [expected[0], WEIGHTS[1]])
 
 
-def test_tensorflow_variables_of_the_user_stay_his_own():
+def test_tensorflow_variables_of_the_user_are_not_copied():
     rate = tf.Variable(1.0)
     optimizer = WRAPPERS["dgc"](ByCallable(rate_of=None))
     optimizer.inner_optimizer.rate_of = lambda index: rate
-    held = WRAPPERS["dgc"](with_attributes(ByTuple(), rates=(rate, rate)))
-    assert held.inner_optimizer.rates[0] is rate
+    optimizer = WRAPPERS["dgc"](with_attributes(ByTuple(), rates=(rate, rate)))
+    assert optimizer.inner_optimizer.rates[0] is rate
 
 
 @pytest.mark.parametrize("wrapper", WRAPPERS)
-def test_variables_of_the_model_are_the_same_ones(wrapper):
+def test_variables_of_the_model_are_not_copied(wrapper):
     body, head = map(keras.Variable, [WEIGHTS[0], np.arange(30.0)])
     optimizer = WRAPPERS[wrapper](ByVariables([head]))
     assert optimizer.inner_optimizer.frozen[0] is head
@@ -307,11 +307,11 @@ def test_variables_of_the_model_are_the_same_ones(wrapper):
     assert (body.numpy() != WEIGHTS[0]).all()
 
 
-# --- what a copy cannot preserve ----------------------------------------------------
+# --- limits of copies ---------------------------------------------------------------
 
 
 def test_a_function_that_reads_the_optimizer_by_a_global_name():
-    """By the first step the name may be that of the wrapper, which is right."""
+    """The name must refer to the wrapper by the first step."""
     code = "lambda: 0.5 / (1.0 + float(optimizer.iterations))"
     names = {"optimizer": None}
     names["optimizer"] = inner = O.SGD(eval(code, names))
@@ -327,14 +327,14 @@ def test_a_function_that_reads_the_optimizer_by_a_global_name():
         np.testing.assert_allclose(before - variable.numpy(), expected, rtol=1e-5)
 
 
-def test_an_object_that_holds_the_optimizer_is_refused_by_name():
+def test_an_attribute_that_holds_the_optimizer_is_named():
     inner = Scaled()
     inner.helper = types.SimpleNamespace(of=[inner])
     with pytest.raises(ValueError, match=r"`helper`.*Received: inner=Scaled"):
         tf_dgc.DGCOptimizer(inner)
 
 
-# --- what takes no config -----------------------------------------------------------
+# --- objects without a config -------------------------------------------------------
 
 
 class Warmup(O.schedules.LearningRateSchedule):
@@ -351,7 +351,7 @@ class Warmup(O.schedules.LearningRateSchedule):
 
 
 class Rate:
-    """A learning rate that is an object to be called."""
+    """A learning rate that is a callable object."""
 
     def __call__(self):
         return 0.25
@@ -364,8 +364,8 @@ RATES = {"schedule": Warmup, "callable": Rate, "lambda": lambda: lambda: 0.25}
 @pytest.mark.parametrize("rate", RATES)
 def test_a_learning_rate_without_a_config_trains_as_in_keras(rate, wrapper):
     make = RATES[rate]
-    found = trained(lambda: WRAPPERS[wrapper](O.Adam(make())))
-    assert_equal(found, trained(lambda: O.Adam(make())), rtol=1e-4)
+    weights = train(lambda: WRAPPERS[wrapper](O.Adam(make())))
+    assert_equal(weights, train(lambda: O.Adam(make())), rtol=1e-4)
 
 
 @pytest.mark.parametrize("wrapper", WRAPPERS)
@@ -375,25 +375,25 @@ def test_without_a_config_only_saving_fails(rate, wrapper):
     assert f"SGD(learning_rate={type(RATES[rate]()).__name__}(...)" in repr(optimizer)
     plain = O.SGD(RATES[rate]())
     errors = []
-    for made in (optimizer, plain):
+    for instance in (optimizer, plain):
         with pytest.raises((NotImplementedError, TypeError)) as error:
-            keras.saving.serialize_keras_object(made)
+            keras.saving.serialize_keras_object(instance)
         errors.append(error.type)
     assert errors[0] is errors[1]
 
 
 @pytest.mark.parametrize("wrapper", WRAPPERS)
 def test_workers_compare_schedules_without_a_config(wrapper):
-    def compared(steps):
+    def compared_text(steps):
         optimizer = WRAPPERS[wrapper](O.SGD(Warmup(warmup_steps=steps)))
         return json.dumps(state.consensus_texts(optimizer.consensus_config(), {}, []))
 
-    assert compared(3) == compared(3)
-    assert compared(3) != compared(4)
+    assert compared_text(3) == compared_text(3)
+    assert compared_text(3) != compared_text(4)
 
 
 class Half:
-    """A schedule of sparsity that is an object to be called."""
+    """A schedule of sparsity that is a callable object."""
 
     def __call__(self, iteration):
         return tf.constant(0.5, tf.float64)
@@ -416,7 +416,7 @@ def test_a_schedule_of_sparsity_needs_no_config(make):
     assert (variable.numpy() != WEIGHTS[0]).any()
 
 
-def test_an_unwrapped_optimizer_is_as_it_was_passed():
+def test_an_unwrapped_optimizer_equals_the_passed_one():
     inner = ByDict({"body": 0.5, "head": 0.0}, momentum=0.9, clipnorm=1.0)
     again = tf_dgc.DGCOptimizer(inner).unwrap()
     assert again.get_config() == inner.get_config()
@@ -434,11 +434,11 @@ class WithConfig(ByDict):
 
 class Node:
     def __init__(self, value):
-        self.value, self.own = value, self
+        self.value, self.cycle = value, self
 
 
 @register
-class WithObjects(ByDict):
+class HoldingObjects(ByDict):
     """Holds objects and functions that its constructor creates."""
 
     def __init__(self, value=1.0, **settings):
@@ -448,14 +448,14 @@ class WithObjects(ByDict):
         self.bound = functools.partial(self.factor, 1)
 
 
-def test_a_server_compares_objects_by_what_they_hold(monkeypatch):
+def test_a_server_compares_objects_by_their_attributes(monkeypatch):
     with Served(1) as server:
-        server.optimizer(monkeypatch, 0, WithObjects(), compressor="none")
+        server.optimizer(monkeypatch, 0, HoldingObjects(), compressor="none")
         with pytest.raises(ValueError, match=r"`node` is .*Node"):
-            server.optimizer(monkeypatch, 0, WithObjects(2.0), compressor="none")
+            server.optimizer(monkeypatch, 0, HoldingObjects(2.0), compressor="none")
 
 
-def served(monkeypatch, make):
+def weights_on_server(monkeypatch, make):
     with Served(1) as server:
         optimizer = server.optimizer(
             monkeypatch,
@@ -471,12 +471,14 @@ def served(monkeypatch, make):
 
 
 @pytest.mark.slow
-def test_a_server_trains_by_what_the_config_states(monkeypatch):
-    make = lambda: WithConfig({"body": 0.5, "head": 0.0})  # noqa: E731
-    assert_equal(served(monkeypatch, make), trained(make))
+def test_a_server_trains_an_optimizer_with_a_complete_config(monkeypatch):
+    def make():
+        return WithConfig({"body": 0.5, "head": 0.0})
+
+    assert_equal(weights_on_server(monkeypatch, make), train(make))
 
 
-LOST = {
+ERRORS = {
     "dict": r"`rates` is \{'body': 0\.5, 'head': 0\.0\}",
     "array": "`rates`",
     "tuple": "`rates`",
@@ -489,14 +491,14 @@ LOST = {
 }
 
 
-@pytest.mark.parametrize("maker", LOST)
-def test_a_server_refuses_what_the_config_lacks_by_name(monkeypatch, maker):
+@pytest.mark.parametrize("maker", ERRORS)
+def test_a_server_names_attributes_that_the_config_lacks(monkeypatch, maker):
     make = MAKERS[maker]
-    with Served(1) as server, pytest.raises(ValueError, match=LOST[maker]):
+    with Served(1) as server, pytest.raises(ValueError, match=ERRORS[maker]):
         server.optimizer(monkeypatch, 0, make(), compressor="none")
 
 
-def test_a_server_refuses_what_was_set_later(monkeypatch):
+def test_a_server_names_attributes_that_were_set_later(monkeypatch):
     with Served(1) as server:
         inner = WithConfig({"body": 0.5, "head": 0.0})
         optimizer = server.optimizer(monkeypatch, 0, inner, compressor="none")

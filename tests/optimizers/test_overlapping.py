@@ -1,4 +1,4 @@
-"""Steps in buckets: the bits of whole ones, or nothing; and what waits for what."""
+"""Steps in buckets: they equal whole steps, and buckets do not wait for later ones."""
 
 import keras
 import numpy as np
@@ -18,18 +18,21 @@ from tf_dgc.optimizers.autotune import TunedExchange
 from tf_dgc.steps import implementations, native
 
 SHAPES = [(40, 50), (50,), (50, 30), (30,), (30, 20)]
-LONG = 1e6  # seconds of a backward pass, so that each tensor goes at once
+LONG = 1e6  # seconds of a backward pass, so that each tensor is a bucket
 
 
 def make_trainer(strategy, method, overlap, inner=None, traced=None, **settings):
     def make():
         sgd = inner() if inner else keras.optimizers.SGD(0.25, momentum=0.5)
         algorithm = settings.pop("collective", "ring")
-        chosen = overlaps.collective(overlap, algorithm)
-        asks = {"min_compress_size": 100, "collective": chosen, **settings}
+        arguments = {
+            "min_compress_size": 100,
+            "collective": overlaps.collective(overlap, algorithm),
+            **settings,
+        }
         if method == "dgc":
-            return tf_dgc.DGCOptimizer(sgd, **{"sparsity": 0.9, **asks})
-        return tf_dgc.CompressedOptimizer(sgd, method, **asks)
+            return tf_dgc.DGCOptimizer(sgd, **{"sparsity": 0.9, **arguments})
+        return tf_dgc.CompressedOptimizer(sgd, method, **arguments)
 
     rng = np.random.default_rng(1)
     weights = [rng.normal(size=s).astype("float32") for s in SHAPES]
@@ -37,7 +40,7 @@ def make_trainer(strategy, method, overlap, inner=None, traced=None, **settings)
 
 
 def make_gradients(number, seed=0):
-    """Return whole numbers, of which all sums are exact."""
+    """Return whole numbers, whose sums are exact."""
     rng = np.random.default_rng(seed)
     return [
         [rng.integers(-8, 9, size=s).astype("float32") for s in SHAPES]
@@ -46,11 +49,11 @@ def make_gradients(number, seed=0):
 
 
 def assert_same(one, other, exact=True):
-    mine, theirs = one.state(), other.state()
-    for (path, ours), others in zip(mine.items(), theirs.values(), strict=True):
+    state, expected = one.state(), other.state()
+    for (path, values), others in zip(state.items(), expected.values(), strict=True):
         if path.endswith("counters"):
-            continue  # headers of more messages
-        for a, b in zip(ours, others, strict=True):
+            continue  # buckets have more headers
+        for a, b in zip(values, others, strict=True):
             if exact:
                 np.testing.assert_array_equal(a, b, path)
             else:
@@ -62,7 +65,7 @@ def assert_overlaps(optimizer):
 
 
 def assert_same_after(pair, number, steps):
-    """Two trainers take the same steps, of which the second overlaps."""
+    """Compare two trainers after the same steps; the second one overlaps."""
     for step in range(steps):
         for trainer in pair:
             trainer.step(make_gradients(number, step))
@@ -77,8 +80,8 @@ PAIRS = [(m, n) for m in METHODS for n in (1, 2, 3)]
 @pytest.mark.parametrize(
     ("method", "number"), rows(PAIRS, [("dgc", 3), ("power_sgd", 2), ("qsgd", 2)])
 )
-def test_the_same_bits(strategies, method, number):
-    """Of three workers the ring adds up other fractions in another order."""
+def test_buckets_give_the_same_bits(strategies, method, number):
+    """With three workers, the ring adds up fractions in another order."""
     pair = [make_trainer(strategies[number], method, o) for o in (False, LONG)]
     for step in range(3):
         for trainer in pair:
@@ -91,7 +94,7 @@ def test_the_same_bits(strategies, method, number):
 
 
 @pytest.mark.parametrize("path", ["operations", "composed"])
-def test_the_same_by_other_kinds_of_steps(strategies, monkeypatch, path):
+def test_buckets_of_other_step_implementations(strategies, monkeypatch, path):
     monkeypatch.setattr(native, "is_available", lambda variables: False)
     if path == "composed":
         monkeypatch.setattr(
@@ -114,15 +117,15 @@ def test_the_same_by_other_kinds_of_steps(strategies, monkeypatch, path):
         [],
     ),
 )
-def test_the_same_with_settings(strategies, settings):
+def test_buckets_with_settings(strategies, settings):
     pair = [make_trainer(strategies[4], "dgc", o, **settings) for o in (False, LONG)]
     assert_same_after(pair, 4, steps=3)
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("inner", ["adam", "sgd"])
-def test_the_same_traced_on_a_schedule(strategies, inner):
-    """Dense steps at first, as is known only when they run; Keras's own update."""
+def test_buckets_of_traced_steps_on_a_schedule(strategies, inner):
+    """The first steps are dense, which is decided at run time; Keras updates."""
     schedule = tf_dgc.schedules.PiecewiseConstantSparsity([1], [0.0, 0.9])
     settings = {"sparsity": schedule, "corrections": tf_dgc.Corrections(adam=False)}
     make = {
@@ -143,8 +146,8 @@ def test_the_same_traced_on_a_schedule(strategies, inner):
         [("dgc", True), ("power_sgd", False), ("diana", False)],
     ),
 )
-def test_what_is_not_finite_leaves_out_the_step(strategies, method, traced):
-    """In the bucket that comes last, when all others were exchanged already."""
+def test_nonfinite_gradients_skip_the_step(strategies, method, traced):
+    """Also in the last bucket, after all others were exchanged."""
     trainer = make_trainer(strategies[2], method, LONG, traced=traced)
     plain = make_trainer(strategies[2], method, LONG, traced=False)
     for step in range(2):
@@ -164,10 +167,10 @@ def test_what_is_not_finite_leaves_out_the_step(strategies, method, traced):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("scaled", [False, True])
-def test_the_same_by_fit(strategies, scaled):
-    """Several steps of an execution; and in the branch of a loss scale."""
+def test_buckets_in_fit(strategies, scaled):
+    """With several steps per execution, and in the branch of a loss scale."""
     x = np.random.default_rng(0).normal(size=(96, 20)).astype("float32")
-    found = []
+    weights = []
     for overlap in (False, LONG):
         keras.utils.set_random_seed(0)
         with strategies[2].scope():
@@ -184,13 +187,13 @@ def test_the_same_by_fit(strategies, scaled):
         model.fit(x, x[:, :1], batch_size=16, shuffle=False, verbose=0)
         if overlap and not scaled:
             assert_overlaps(optimizer)
-        found.append(model.get_weights())
-    for one, other in zip(*found, strict=True):
+        weights.append(model.get_weights())
+    for one, other in zip(*weights, strict=True):
         np.testing.assert_array_equal(one, other)
 
 
 @pytest.mark.parametrize("inner", [lambda: keras.optimizers.Ftrl(0.1), None])
-def test_keras_leaves_it_out_too(strategies, inner):
+def test_keras_skips_nonfinite_steps_too(strategies, inner):
     trainer = make_trainer(strategies[2], "float16", LONG, inner, traced=True)
     trainer.step(make_gradients(2))
     before = trainer.state()
@@ -202,7 +205,7 @@ def test_keras_leaves_it_out_too(strategies, inner):
             assert path.endswith("counters") or np.array_equal(now, then), path
 
 
-def test_a_refused_buffer_changes_no_weight(strategies, monkeypatch):
+def test_a_damaged_buffer_changes_no_weight(strategies, monkeypatch):
     trainer = make_trainer(strategies[2], "qsgd", LONG)
     before = trainer.weights()
     damage_replies(monkeypatch)
@@ -213,7 +216,7 @@ def test_a_refused_buffer_changes_no_weight(strategies, monkeypatch):
 
 
 @pytest.mark.filterwarnings("ignore:Gradients do not exist")
-def test_some_have_no_gradient_and_in_another_order(strategies):
+def test_missing_gradients_and_another_order(strategies):
     pair = [make_trainer(strategies[2], "dgc", o) for o in (False, LONG)]
     gradients = make_gradients(2)
     for worker in gradients:
@@ -224,15 +227,15 @@ def test_some_have_no_gradient_and_in_another_order(strategies):
     assert_same(*pair)
 
 
-def before(operation):
-    """Return what an operation of a graph waits for."""
-    found, waiting = set(), [operation]
-    while waiting:
-        one = waiting.pop()
-        if one not in found:
-            found.add(one)
-            waiting += [t.op for t in one.inputs] + list(one.control_inputs)
-    return found
+def ancestors(operation):
+    """Return the operations that an operation of a graph depends on, and itself."""
+    visited, pending = set(), [operation]
+    while pending:
+        op = pending.pop()
+        if op not in visited:
+            visited.add(op)
+            pending += [t.op for t in op.inputs] + list(op.control_inputs)
+    return visited
 
 
 @pytest.mark.parametrize(
@@ -242,11 +245,10 @@ def before(operation):
         [("dgc", True), ("float16", True), ("qsgd", False)],
     ),
 )
-def test_who_waits_for_what(strategies, monkeypatch, method, all_workers_native):
-    """A bucket's collectives for its gradients and the buckets before; nothing else.
+def test_dependencies_of_buckets(strategies, monkeypatch, method, all_workers_native):
+    """A bucket's collectives depend on its gradients and on earlier buckets only.
 
-    Nor do the native operations wait for another bucket's collectives, of which the
-    links could be waiting.
+    The native operations do not depend on another bucket's collectives.
     """
     if not all_workers_native:
         monkeypatch.setattr(native, "is_available", lambda variables: False)
@@ -256,10 +258,10 @@ def test_who_waits_for_what(strategies, monkeypatch, method, all_workers_native)
     trainer = make_trainer(strategies[2], method, LONG, traced=True)
     gradients = trainer.per_replica(make_gradients(2))
     graph = trainer._run.get_concrete_function(gradients).graph
-    given = {t.op: i // 2 for i, t in enumerate(graph.inputs[: 2 * len(SHAPES)])}
+    bucket_of = {t.op: i // 2 for i, t in enumerate(graph.inputs[: 2 * len(SHAPES)])}
 
     def waits_for(operation):
-        return {given[one] for one in before(operation) if one in given}
+        return {bucket_of[op] for op in ancestors(operation) if op in bucket_of}
 
     last = len(SHAPES) - 1
     operations = graph.get_operations()
@@ -268,13 +270,13 @@ def test_who_waits_for_what(strategies, monkeypatch, method, all_workers_native)
     assert earliest[:2] == [last, last]
     assert sorted(earliest, reverse=True) == earliest
     assert set(earliest) == set(range(len(SHAPES)))
-    begun = [o for o in operations if o.type in {"TfDgcEncode", "TfDgcCompress"}]
-    for operation in begun:
-        waited = [o for o in before(operation) if o in collectives]
+    encoders = [o for o in operations if o.type in {"TfDgcEncode", "TfDgcCompress"}]
+    for operation in encoders:
+        waited = [o for o in ancestors(operation) if o in collectives]
         assert waited or len(waits_for(operation)) == 1
         assert all(waits_for(operation) <= waits_for(o) or waited for o in waited)
-    firsts = [o for o in begun if not before(o) & set(collectives)]
-    assert len(firsts) == (2 * len(SHAPES) if begun else 0)
+    firsts = [o for o in encoders if not ancestors(o) & set(collectives)]
+    assert len(firsts) == (2 * len(SHAPES) if encoders else 0)
 
 
 LAYERS = [TensorSpec(f"{i}", (1000, 1000), tf.float32, False) for i in range(8)]
@@ -282,45 +284,54 @@ SLOW = LinkSpeeds(1e-3, 1e-4, 8e-8, rounding=1e-10)
 FAST = LinkSpeeds(1e-3, 1e-4, 1e-11, rounding=1e-10)
 
 
-def split(links, wanted, compressor=None, tensors=LAYERS, number=4, kept=0):
-    chosen = TunedExchange("ring", compressor or NoCompression(), Ring(), {}, links)
+def split(
+    links,
+    overlap_setting,
+    compressor=None,
+    tensors=LAYERS,
+    number=4,
+    num_state_variables=0,
+):
+    tuned = TunedExchange("ring", compressor or NoCompression(), Ring(), {}, links)
     modes = {
         False: Overlap(),
         None: Overlap(OverlapMode.IF_FASTER),
         True: Overlap(OverlapMode.ALWAYS),
     }
-    overlap = modes.get(wanted, Overlap(OverlapMode.ALWAYS, wanted))
-    return autotune.split_into_buckets(chosen, overlap, tensors, kept, number)
+    overlap = modes.get(overlap_setting, Overlap(OverlapMode.ALWAYS, overlap_setting))
+    return autotune.split_into_buckets(
+        tuned, overlap, tensors, num_state_variables, number
+    )
 
 
-def test_how_many_buckets():
+def test_number_of_buckets():
     assert split(SLOW, False).buckets == ()
     assert split(SLOW, True, number=1).buckets == ()
     assert split(None, None).buckets == ()
-    found = split(SLOW, True)
-    assert [i for bucket in found.buckets for i in bucket] == list(range(8))[::-1]
-    assert found.name == f"ring, {len(found.buckets)} buckets"
-    assert 2 < len(found.buckets) <= 8
+    tuned = split(SLOW, True)
+    assert [i for bucket in tuned.buckets for i in bucket] == list(range(8))[::-1]
+    assert tuned.name == f"ring, {len(tuned.buckets)} buckets"
+    assert 2 < len(tuned.buckets) <= 8
     assert split(None, True).buckets
-    assert split(SLOW, 1e-4).buckets == ()  # it is over at once
+    assert split(SLOW, 1e-4).buckets == ()  # a short backward pass
     assert len(split(FAST, 0.1).buckets) == 8
     assert len(split(FAST, True).buckets) == 2
 
 
-def test_where_it_pays():
+def test_buckets_are_used_if_faster():
     assert split(SLOW, None).buckets
     assert split(FAST, None).buckets == ()
     assert split(SLOW, None, Float16()).buckets
-    assert split(SLOW, None, TopK(0.999), kept=2).buckets
+    assert split(SLOW, None, TopK(0.999), num_state_variables=2).buckets
     slow_memory = SLOW._replace(rounding=1e-8)
-    assert split(slow_memory, None, TopK(0.999), kept=2).buckets == ()
+    assert split(slow_memory, None, TopK(0.999), num_state_variables=2).buckets == ()
 
 
-def test_auto_states_what_it_chose(strategies, monkeypatch):
-    measured = TunedExchange(
+def test_stats_name_the_algorithm_that_auto_chose(strategies, monkeypatch):
+    tuned = TunedExchange(
         "butterfly", Float16(), tf_dgc.collectives.Butterfly(), {}, SLOW
     )
-    monkeypatch.setattr(autotune, "choose_algorithm", lambda *_: measured)
+    monkeypatch.setattr(autotune, "choose_algorithm", lambda *_: tuned)
     monkeypatch.setattr(autotune, "_WORTH_IT", 10.0)
     one, other = (
         make_trainer(strategies[2], "none", overlap, collective="auto")
@@ -333,7 +344,7 @@ def test_auto_states_what_it_chose(strategies, monkeypatch):
 @pytest.mark.parametrize(
     "seconds", ["yes", True, 0, 0.0, -1.0, float("nan"), float("inf")]
 )
-def test_what_is_no_overlap(seconds):
+def test_bad_overlap_settings_are_refused(seconds):
     with pytest.raises(ValueError, match="`backward_seconds` must be the seconds"):
         Overlapped(backward_seconds=seconds)
     with pytest.raises(ValueError, match="`algorithm` must be an algorithm between"):
@@ -375,12 +386,12 @@ def test_what_is_no_overlap(seconds):
         ),
     ],
 )
-def test_what_does_not_go_together(make, match):
+def test_settings_that_exclude_overlap_are_refused(make, match):
     with pytest.raises(ValueError, match=match):
         make()
 
 
-def test_a_norm_of_all_turns_it_off(strategies):
+def test_global_clipnorm_turns_overlap_off(strategies):
     pair = [make_trainer(strategies[2], "none", o) for o in (False, LONG)]
     for trainer in pair:
         trainer.optimizer.global_clipnorm = 1.0
@@ -390,7 +401,7 @@ def test_a_norm_of_all_turns_it_off(strategies):
     assert sent[0] == sent[1]
 
 
-def test_a_config():
+def test_config_round_trip():
     gtopk = tf_dgc.collectives.GTopK()
     for collective in (
         "ring",

@@ -1,4 +1,4 @@
-"""Rate correction: which step's learning rate multiplies a delayed entry."""
+"""`scale_before_accumulation`: which learning rate multiplies a delayed entry."""
 
 import keras
 import numpy as np
@@ -11,7 +11,7 @@ from tf_dgc import compressors
 
 SGD = keras.optimizers.SGD
 SHAPE = (40, 50)
-WITHOUT = {
+CASES = {
     "sparsity": (lambda: tf_dgc.DGCOptimizer(SGD(0.5), 0.9), True),
     "low rank": (lambda: tf_dgc.CompressedOptimizer(SGD(0.5), "power_sgd"), True),
     "when sent": (
@@ -46,34 +46,36 @@ def make_trainer(make_optimizer, strategy=None):
     return Trainer(strategy or tf.distribute.get_strategy(), make_optimizer, weights)
 
 
-@pytest.mark.parametrize("name", WITHOUT)
-def test_what_has_it(name):
-    """Methods that compare with a number are given gradients, as are other rules."""
-    make_optimizer, scales_by_learning_rate = WITHOUT[name]
+@pytest.mark.parametrize("name", CASES)
+def test_which_methods_scale_before_accumulation(name):
+    """Methods with a threshold and other rules accumulate unscaled gradients."""
+    make_optimizer, scales_by_learning_rate = CASES[name]
     trainer = make_trainer(make_optimizer)
     ((gradient,),) = make_gradients(1, 1, "float32", [SHAPE])[0][:1]
     trainer.step([[gradient]])
     (residual,) = trainer.local(trainer.optimizer.residual)[0]
-    kept = residual != 0
-    assert np.any(kept)
+    is_delayed = residual != 0
+    assert np.any(is_delayed)
     if name != "low rank":
         expected = gradient * np.float32(0.5 if scales_by_learning_rate else 1)
-        np.testing.assert_allclose(residual[kept], expected[kept], rtol=1e-6)
+        np.testing.assert_allclose(
+            residual[is_delayed], expected[is_delayed], rtol=1e-6
+        )
     assert np.linalg.norm(residual) <= (
         0.5 if scales_by_learning_rate else 1
     ) * np.linalg.norm(gradient)
 
 
-def test_a_rate_of_0_takes_nothing_in_and_lets_out_what_waits(strategies):
+def test_a_rate_of_0_only_sends_residuals(strategies):
     trainer = make_trainer(lambda: tf_dgc.DGCOptimizer(SGD(0.5), 0.5), strategies[2])
     first, second = make_gradients(2, 2, "float32", [SHAPE])
     trainer.step(first)
-    waits = sum(r for (r,) in trainer.local(trainer.optimizer.residual))
+    residuals = sum(r for (r,) in trainer.local(trainer.optimizer.residual))
     before = trainer.weights()[0]
     trainer.optimizer.learning_rate = 0.0
     for gradients in (second, second):
         trainer.step(gradients)
-    np.testing.assert_allclose(before - trainer.weights()[0], waits, atol=1e-5)
+    np.testing.assert_allclose(before - trainer.weights()[0], residuals, atol=1e-5)
     for (residual,) in trainer.local(trainer.optimizer.residual):
         assert not np.any(residual)
 
@@ -94,9 +96,9 @@ def test_a_file_of_other_units_is_refused(tmp_path, inner, saved):
         return model
 
     path = tmp_path / "model.weights.h5"
-    if inner == "sgd":  # of an Adam, Keras itself misses what the file has not
+    if inner == "sgd":  # with an Adam, Keras itself refuses a file without its state
         make_model(saved, build=False).save_weights(path)
-        make_model(not saved).load_weights(path)  # nothing waits yet
+        make_model(not saved).load_weights(path)  # no residual yet
     model = make_model(saved)
     model.fit(np.ones([8, 40]), np.ones([8, 50]), verbose=0)
     model.save_weights(path)
@@ -104,12 +106,14 @@ def test_a_file_of_other_units_is_refused(tmp_path, inner, saved):
     with pytest.raises(ValueError, match=r"in units of .*: `Corrections"):
         make_model(not saved).load_weights(path)
     checkpoint = tf.train.Checkpoint(optimizer=model.optimizer)
-    saved_as = checkpoint.write(str(tmp_path / "checkpoint"))
+    checkpoint_path = checkpoint.write(str(tmp_path / "checkpoint"))
     same, other = make_model(saved), make_model(not saved)
-    tf.train.Checkpoint(optimizer=same.optimizer).read(saved_as).assert_consumed()
-    for mine, theirs in zip(
+    tf.train.Checkpoint(optimizer=same.optimizer).read(
+        checkpoint_path
+    ).assert_consumed()
+    for value, expected in zip(
         same.optimizer.residual, model.optimizer.residual, strict=True
     ):
-        np.testing.assert_array_equal(mine.numpy(), theirs.numpy())
+        np.testing.assert_array_equal(value.numpy(), expected.numpy())
     with pytest.raises(ValueError, match=r"in units of .*: `Corrections"):
-        tf.train.Checkpoint(optimizer=other.optimizer).read(saved_as)
+        tf.train.Checkpoint(optimizer=other.optimizer).read(checkpoint_path)

@@ -1,4 +1,4 @@
-"""A variable that is passed several times, as by two models that share a layer."""
+"""A variable that is passed several times, as with two models that share a layer."""
 
 from unittest import mock
 
@@ -17,7 +17,7 @@ STEPS = 3
 
 
 def plain_steps(make, num_workers=1, strategy=None, sparse=False):
-    """Return the weights after steps of which each has two gradients of `a`."""
+    """Return the weights after steps with two gradients of `a` and one of `b`."""
     strategy = strategy or tf.distribute.get_strategy()
     with strategy.scope():
         a, b = (keras.Variable(np.ones(SHAPE, "float32"), name=n) for n in "ab")
@@ -41,9 +41,9 @@ def plain_steps(make, num_workers=1, strategy=None, sparse=False):
     return a.numpy(), b.numpy()
 
 
-def assert_equal(found, expected):
-    for ours, theirs in zip(found, expected, strict=True):
-        np.testing.assert_allclose(ours, theirs, rtol=1e-5, atol=1e-6)
+def assert_equal(weights, expected):
+    for weight, other in zip(weights, expected, strict=True):
+        np.testing.assert_allclose(weight, other, rtol=1e-5, atol=1e-6)
 
 
 @pytest.fixture(params=["native", "tensorflow"])
@@ -51,10 +51,9 @@ def path(request):
     if request.param == "native":
         yield
         return
-    never = lambda variables: False  # noqa: E731
     with (
-        mock.patch.object(native, "is_available", never),
-        mock.patch.object(native, "rules_available", never),
+        mock.patch.object(native, "is_available", return_value=False),
+        mock.patch.object(native, "rules_available", return_value=False),
     ):
         yield
 
@@ -76,29 +75,29 @@ DENSE = {
 @pytest.mark.parametrize("inner", INNER)
 @pytest.mark.parametrize("wrapper", DENSE)
 @pytest.mark.usefixtures("path")
-def test_without_compression_it_is_updated_several_times_as_in_keras(wrapper, inner):
+def test_without_compression_it_is_updated_as_often_as_in_keras(wrapper, inner):
     make = INNER[inner]
     assert_equal(plain_steps(lambda: DENSE[wrapper](make())), plain_steps(make))
 
 
 @pytest.mark.parametrize("wrapper", DENSE)
 def test_two_workers_update_it_as_keras_does(strategies, wrapper):
-    found = plain_steps(lambda: DENSE[wrapper](INNER["momentum"]()), 2, strategies[2])
-    assert_equal(found, plain_steps(INNER["momentum"]))
+    weights = plain_steps(lambda: DENSE[wrapper](INNER["momentum"]()), 2, strategies[2])
+    assert_equal(weights, plain_steps(INNER["momentum"]))
 
 
-def everything(iteration):
-    """A schedule that leaves nothing out, with all that sparsity takes."""
+def zero_sparsity(iteration):
+    """A schedule of sparsity 0, which still has a residual."""
     return tf.zeros([], tf.float64)
 
 
 @pytest.mark.parametrize("sparse", [False, True])
 @pytest.mark.usefixtures("path")
-def test_its_gradients_are_added_up_where_something_is_kept_back(sparse):
-    """By plain SGD that is what Keras does."""
+def test_with_a_residual_its_gradients_are_added_up(sparse):
+    """With plain SGD, Keras does the same."""
     sgd = INNER["sgd"]
     wrappers = {
-        "dgc": lambda: tf_dgc.DGCOptimizer(sgd(), everything, min_compress_size=0),
+        "dgc": lambda: tf_dgc.DGCOptimizer(sgd(), zero_sparsity, min_compress_size=0),
         "accumulating": lambda: tf_dgc.CompressedOptimizer(sgd(), "ef_sign_sgd"),
     }
     expected = plain_steps(sgd, sparse=sparse)
@@ -125,14 +124,14 @@ def test_a_residual_has_each_entry_once():
 def test_a_server_adds_its_gradients_up(monkeypatch):
     sgd = INNER["sgd"]
     with Served(1) as server:
-        found = plain_steps(
+        weights = plain_steps(
             lambda: server.optimizer(monkeypatch, 0, sgd(), compressor="none")
         )
-    assert_equal(found, plain_steps(sgd))
+    assert_equal(weights, plain_steps(sgd))
 
 
 def test_two_models_that_share_a_layer_train_together():
-    def trained(make):
+    def train(make):
         shared = keras.layers.Dense(40, kernel_initializer="ones")
         models = [
             keras.Sequential(
@@ -157,5 +156,5 @@ def test_two_models_that_share_a_layer_train_together():
             step(tf.ones((4, 50)) / 100)
         return [v.numpy() for v in variables]
 
-    make = lambda: O.Adam(0.01)  # noqa: E731
-    assert_equal(trained(lambda: tf_dgc.DGCOptimizer(make(), 0.0)), trained(make))
+    wrapped = train(lambda: tf_dgc.DGCOptimizer(O.Adam(0.01), 0.0))
+    assert_equal(wrapped, train(lambda: O.Adam(0.01)))

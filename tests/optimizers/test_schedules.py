@@ -27,7 +27,7 @@ D = keras.optimizers.schedules
         ([None], [0.1, 0.2]),
     ],
 )
-def test_piecewise_schedule(boundaries, values):
+def test_bad_piecewise_schedules_are_refused(boundaries, values):
     with pytest.raises(ValueError, match="Received"):
         schedules.PiecewiseConstantSparsity(boundaries, values)
 
@@ -45,7 +45,7 @@ def test_piecewise_schedule(boundaries, values):
         {"final_sparsity": 1.0},
     ],
 )
-def test_warmup_schedule(settings):
+def test_bad_warmup_schedules_are_refused(settings):
     with pytest.raises(ValueError, match="Received"):
         schedules.WarmupSparsity(**{"warmup_steps": 4, **settings})
 
@@ -56,8 +56,8 @@ def test_numbers_of_numpy():
     values = [float(warmup(tf.constant(step))) for step in range(3)]
     assert values == [0.25, 0.5, 0.75]
     piecewise = schedules.PiecewiseConstantSparsity(np.array([1, 2]), [0, 0.5, 0.75])
-    for made in (warmup, piecewise):
-        json.dumps(made.get_config())
+    for schedule in (warmup, piecewise):
+        json.dumps(schedule.get_config())
 
 
 def test_warmup_reaches_its_stages():
@@ -94,7 +94,7 @@ def grows(step):
 
 
 def make_table(last=0.99, size=50):
-    """Return a schedule that knows its first steps alone."""
+    """Return a schedule that is defined for its first steps only."""
 
     def table(step):
         tf.debugging.assert_less(step, tf.constant(size, step.dtype))
@@ -105,13 +105,11 @@ def make_table(last=0.99, size=50):
 
 @pytest.mark.parametrize("schedule", [grows, make_table()])
 @pytest.mark.parametrize("inner", ["sgd", "adam"])
-def test_of_a_schedule_only_steps_that_are_taken_are_asked_for(schedule, inner):
+def test_a_schedule_is_called_only_with_steps_that_are_taken(schedule, inner):
     variable = keras.Variable(np.zeros((40, 50), "float32"))
     optimizer = tf_dgc.DGCOptimizer(inner, schedule)
     functions = optimizer.schedule_functions()
-    consensus_texts(
-        optimizer.consensus_config(), functions, [variable]
-    )  # what several workers compare
+    consensus_texts(optimizer.consensus_config(), functions, [variable])
     optimizer.apply([tf.ones((40, 50))], [variable])
     assert optimizer.stats.entries_per_step < 2000
 
@@ -136,24 +134,26 @@ class Stated(schedules.SparsitySchedule):
         (D.PolynomialDecay(0.5, 10, 0.8), 0.8),
         (Stated(), 0.9),
         (D.PiecewiseConstantDecay([1], [0.5, 1.0]), 0.5),
-        (grows, 0.5),  # it does not say
+        (grows, 0.5),  # has no final value
     ],
 )
-def test_what_a_sparsity_comes_to(sparsity, final):
+def test_final_sparsity(sparsity, final):
     assert schedules.final_sparsity(sparsity) == final
-    wait = tf_dgc.compressors.TopK(sparsity).mean_delay
-    assert wait == pytest.approx(final / (1 - final))
+    delay = tf_dgc.compressors.TopK(sparsity).mean_delay
+    assert delay == pytest.approx(final / (1 - final))
 
 
-@pytest.mark.parametrize(("what", "value"), [("final", 1.0), ("smallest", -0.1)])
-def test_what_a_schedule_states_is_checked(what, value):
-    schedule = type("Wrong", (Stated,), {what: value})()
-    with pytest.raises(ValueError, match=rf"`{what}` must be a number in \[0, 1\)"):
+@pytest.mark.parametrize(("attribute", "value"), [("final", 1.0), ("smallest", -0.1)])
+def test_attributes_of_a_schedule_are_checked(attribute, value):
+    schedule = type("Wrong", (Stated,), {attribute: value})()
+    with pytest.raises(
+        ValueError, match=rf"`{attribute}` must be a number in \[0, 1\)"
+    ):
         tf_dgc.DGCOptimizer("sgd", schedule)
 
 
 class Constant(tf_dgc.schedules.SparsitySchedule):
-    """States a number that float32 rounds down, and returns it as something."""
+    """Returns a number that float32 rounds below the stated minimum."""
 
     final = smallest = 0.9
 
@@ -169,7 +169,7 @@ class Constant(tf_dgc.schedules.SparsitySchedule):
 
 @pytest.mark.parametrize("traced", [False, True])
 @pytest.mark.parametrize("make", [float, tf.constant, np.float32])
-def test_a_number_that_float32_rounds_is_the_least_that_is_stated(make, traced):
+def test_rounding_to_float32_below_the_stated_minimum_is_accepted(make, traced):
     variable = keras.Variable(np.zeros((400, 500), "float32"))
     optimizer = tf_dgc.DGCOptimizer("sgd", Constant(make))
     optimizer.build([variable])
@@ -182,7 +182,7 @@ def test_a_number_that_float32_rounds_is_the_least_that_is_stated(make, traced):
 
 
 @pytest.mark.parametrize("traced", [False, True])
-def test_a_value_below_the_least_that_is_stated_ends_the_step(traced):
+def test_a_value_below_the_stated_minimum_ends_the_step(traced):
     schedule = type("Wrong", (Stated,), {"smallest": 0.6})()
     variable = keras.Variable(np.zeros((40, 50), "float32"))
     optimizer = tf_dgc.DGCOptimizer("sgd", schedule)
@@ -212,7 +212,7 @@ def wide(step):
 
 
 @pytest.mark.parametrize("value", [None, [0.5, 0.9], "much", 1.0])
-def test_a_schedule_that_is_no_sparsity_is_refused(value):
+def test_a_schedule_with_a_bad_value_is_refused(value):
     with pytest.raises(ValueError, match=r"sparsity\(0\)"):
         tf_dgc.DGCOptimizer("sgd", lambda step: value)
 
@@ -227,18 +227,18 @@ def test_a_schedule_that_is_no_sparsity_is_refused(value):
         lambda: schedules.WarmupSparsity("4"),
     ],
 )
-def test_what_is_no_sequence_is_refused(make):
+def test_schedules_of_wrong_types_are_refused(make):
     with pytest.raises(ValueError, match=r"Received: .*(3|0\.5|'4')"):
         make()
 
 
-def test_schedules_are_compared_by_what_they_are_made_of():
-    found = [schedule_fingerprint(branches)]
+def test_schedules_are_compared_by_their_operations():
+    fingerprints = [schedule_fingerprint(branches)]
     tf.function(branches).get_concrete_function(tf.TensorSpec([], tf.int64))
-    found.append(schedule_fingerprint(branches))
-    assert found[0] == found[1]
+    fingerprints.append(schedule_fingerprint(branches))
+    assert fingerprints[0] == fingerprints[1]
     tables = [make_table(), make_table(0.98), make_table(size=51)]
     others = [*tables, grows, swapped, narrow, wide]
-    assert len({found[0], *map(schedule_fingerprint, others)}) == 8
+    assert len({fingerprints[0], *map(schedule_fingerprint, others)}) == 8
     assert schedule_fingerprint(make_table()) == schedule_fingerprint(make_table())
     assert schedule_fingerprint(lambda step: step.numpy() / 10) == 0

@@ -1,4 +1,4 @@
-"""Settings of all Keras optimizers, read from and set on the wrapper."""
+"""Settings of all Keras optimizers, read and assigned on the wrapper."""
 
 import math
 
@@ -16,8 +16,8 @@ O = keras.optimizers  # noqa: E741
 SHAPE = (40, 50)
 
 
-def wrapped(**given):
-    return tf_dgc.DGCOptimizer(O.SGD(0.5, **given), 0.9)
+def make_wrapped(**settings):
+    return tf_dgc.DGCOptimizer(O.SGD(0.5, **settings), 0.9)
 
 
 def one_step(optimizer, weights=1.0, gradient=1.0):
@@ -28,7 +28,7 @@ def one_step(optimizer, weights=1.0, gradient=1.0):
 
 # --- reading and setting --------------------------------------------------------------
 
-GIVEN = {
+VALUES = {
     "clipnorm": 2.0,
     "global_clipnorm": 2.0,
     "clipvalue": 2.0,
@@ -40,45 +40,44 @@ GIVEN = {
 }
 
 
-def test_all_settings_of_keras_are_known():
-    """Keras's base class may get further ones."""
+def test_shared_settings_are_all_of_keras():
+    """A new version of Keras may have more."""
     config = O.SGD(0.1).get_config()
-    own = {"name", "learning_rate", "momentum", "nesterov"}
-    assert set(inner_hyperparameters.SHARED_SETTINGS) == set(config) - own
+    of_sgd = {"name", "learning_rate", "momentum", "nesterov"}
+    assert set(inner_hyperparameters.SHARED_SETTINGS) == set(config) - of_sgd
 
 
-@pytest.mark.parametrize("name", GIVEN)
-def test_a_setting_reads_as_what_was_passed(name):
-    optimizer = wrapped(**{name: GIVEN[name]})
-    assert getattr(optimizer, name) == GIVEN[name]
-    assert optimizer.get_config()["inner"]["config"][name] == GIVEN[name]
+@pytest.mark.parametrize("name", VALUES)
+def test_a_setting_reads_as_the_passed_value(name):
+    optimizer = make_wrapped(**{name: VALUES[name]})
+    assert getattr(optimizer, name) == VALUES[name]
+    assert optimizer.get_config()["inner"]["config"][name] == VALUES[name]
     for other in set(inner_hyperparameters.SHARED_SETTINGS) - {name}:
         assert getattr(optimizer, other) == getattr(O.SGD(0.1), other)
 
 
-@pytest.mark.parametrize("name", GIVEN)
-def test_a_setting_that_is_set_is_as_if_passed(name):
-    optimizer = wrapped()
-    setattr(optimizer, name, GIVEN[name])
-    assert getattr(optimizer, name) == GIVEN[name]
-    assert optimizer.get_config()["inner"]["config"][name] == GIVEN[name]
-    passed = wrapped(**{name: GIVEN[name]})
+@pytest.mark.parametrize("name", VALUES)
+def test_an_assigned_setting_acts_like_a_passed_one(name):
+    optimizer = make_wrapped()
+    setattr(optimizer, name, VALUES[name])
+    assert getattr(optimizer, name) == VALUES[name]
+    assert optimizer.get_config()["inner"]["config"][name] == VALUES[name]
+    passed = make_wrapped(**{name: VALUES[name]})
     expected = one_step(passed, gradient=100.0)
     np.testing.assert_array_equal(one_step(optimizer, gradient=100.0), expected)
     assert len(optimizer.variables) == len(passed.variables)
 
 
-def test_weight_decay_set_on_the_wrapper_is_applied_also_natively():
-    optimizer = wrapped()
+def test_assigned_weight_decay_is_applied_natively():
+    optimizer = make_wrapped()
     optimizer.weight_decay = 0.5
     np.testing.assert_allclose(one_step(optimizer, gradient=0.0), 0.75)
 
 
 def test_averages_of_the_wrapper_are_the_inner_ones():
-    """No second set, and `finalize_variable_values` knows them."""
-    optimizer, plain = wrapped(use_ema=True), O.SGD(0.5, use_ema=True)
+    """There is no second set of averages."""
+    optimizer = make_wrapped(use_ema=True)
     one_step(optimizer)
-    one_step(plain)
     averages = [v for v in optimizer.variables if "average" in v.path]
     assert len(averages) == 1
 
@@ -94,8 +93,8 @@ def test_averages_of_the_wrapper_are_the_inner_ones():
         ("loss_scale_factor", 0.0, "above 0"),
     ],
 )
-def test_what_cannot_be_set_is_refused(name, value, message):
-    optimizer = wrapped()
+def test_bad_values_are_refused(name, value, message):
+    optimizer = make_wrapped()
     before = getattr(optimizer, name)
     with pytest.raises(ValueError, match=f"{message}.*Received: .*{name}="):
         setattr(optimizer, name, value)
@@ -103,29 +102,29 @@ def test_what_cannot_be_set_is_refused(name, value, message):
 
 
 def test_a_second_kind_of_clipping_is_refused():
-    optimizer = wrapped(clipnorm=1.0)
+    optimizer = make_wrapped(clipnorm=1.0)
     with pytest.raises(ValueError, match="Only one of"):
         optimizer.clipvalue = 1.0
     optimizer.clipnorm = None
     optimizer.clipvalue = 1.0
 
 
-def test_averages_are_not_begun_too_late():
-    optimizer = wrapped()
+def test_averages_cannot_be_enabled_after_the_build():
+    optimizer = make_wrapped()
     one_step(optimizer)
     with pytest.raises(ValueError, match="`use_ema` cannot be changed any more"):
         optimizer.use_ema = True
     optimizer.use_ema = False
 
 
-# --- what an inner optimizer may be given ---------------------------------------------
+# --- settings of the inner optimizer --------------------------------------------------
 
 
 @pytest.mark.parametrize("name", inner_hyperparameters.CLIPPING)
 @pytest.mark.parametrize("value", [-1, -0.5, math.nan, math.inf, "1", True, [1.0]])
 def test_clipping_thresholds(name, value):
     with pytest.raises(ValueError, match=f"clipping threshold.*Received: {name}="):
-        wrapped(**{name: value})
+        make_wrapped(**{name: value})
     with pytest.raises(ValueError, match="clipping threshold"):
         tf_dgc.CompressedOptimizer(O.Adam(0.1, **{name: value}), "qsgd")
 
@@ -141,7 +140,7 @@ def test_a_threshold_of_0_clips_nothing_as_in_keras(name):
 @pytest.mark.parametrize("factor", [0.0, -2.0, math.nan, math.inf])
 def test_loss_scale_factor(factor):
     with pytest.raises(ValueError, match="`loss_scale_factor` must be"):
-        wrapped(loss_scale_factor=factor)
+        make_wrapped(loss_scale_factor=factor)
 
 
 # --- values of variables --------------------------------------------------------------
@@ -150,7 +149,7 @@ def test_loss_scale_factor(factor):
 @pytest.mark.parametrize("num_workers", [1, 2])
 def test_learning_rate_and_iterations_convert_to_numbers(strategies, num_workers):
     with strategies[num_workers].scope():
-        optimizer = wrapped()
+        optimizer = make_wrapped()
         schedule = O.schedules.PiecewiseConstantDecay([5], [0.25, 0.1])
         scheduled = tf_dgc.DGCOptimizer(O.SGD(schedule))
     assert float(optimizer.learning_rate) == 0.5
@@ -163,26 +162,32 @@ def test_learning_rate_and_iterations_convert_to_numbers(strategies, num_workers
 @pytest.mark.parametrize("num_workers", [1, 2])
 def test_set_weights_of_all_variables(strategies, num_workers):
     weights = [np.ones(SHAPE, "float32")]
-    make = lambda: tf_dgc.DGCOptimizer(O.Adam(0.1), 0.9)  # noqa: E731
-    trained, fresh = (Trainer(strategies[num_workers], make, weights) for _ in range(2))
+    trained, fresh = (
+        Trainer(
+            strategies[num_workers],
+            lambda: tf_dgc.DGCOptimizer(O.Adam(0.1), 0.9),
+            weights,
+        )
+        for _ in range(2)
+    )
     rng = np.random.default_rng(0)
     trained.step([[rng.normal(size=SHAPE).astype("float32")]] * num_workers)
     values = [v.numpy() for v in trained.optimizer.variables]
     assert any(v.any() for v in values)
     fresh.optimizer.set_weights(values)
-    for found, expected in zip(fresh.optimizer.variables, values, strict=True):
-        np.testing.assert_allclose(found.numpy(), expected, rtol=1e-6)
+    for variable, expected in zip(fresh.optimizer.variables, values, strict=True):
+        np.testing.assert_allclose(variable.numpy(), expected, rtol=1e-6)
     for wrong in (values[1:], values[::-1]):
         with pytest.raises(ValueError, match=r"one value for each.*Received"):
             fresh.optimizer.set_weights(wrong)
     with pytest.raises(ValueError, match="built=False"):
-        wrapped().set_weights([])
+        make_wrapped().set_weights([])
 
 
-# --- rows that are given twice --------------------------------------------------------
+# --- repeated rows --------------------------------------------------------------------
 
 
-def test_novograd_sums_rows_before_it_squares():
+def test_novograd_sums_repeated_rows_before_it_squares():
     slices = tf.IndexedSlices(tf.constant([[3.0, 0.0], [1.0, 0.0]]), [1, 1], (2, 2))
     weights = []
     for gradient in (slices, tf.constant([[0.0, 0.0], [4.0, 0.0]])):
@@ -196,7 +201,7 @@ def test_novograd_sums_rows_before_it_squares():
 
 @pytest.mark.parametrize("kind", [tuple, list, np.array, tf.constant])
 def test_indices_of_any_kind(kind):
-    """TensorFlow takes them, and so do Keras's optimizers."""
+    """TensorFlow and Keras's optimizers accept them."""
     slices = tf.IndexedSlices(np.ones((2, 50), "float32"), kind((3, 3)), SHAPE)
     variable = keras.Variable(np.zeros(SHAPE, "float32"))
     tf_dgc.DGCOptimizer(O.SGD(1.0), 0).apply([slices], [variable])
@@ -205,7 +210,7 @@ def test_indices_of_any_kind(kind):
 
 @pytest.mark.parametrize("kind", [np.int64, np.int32])
 def test_numbers_of_numpy(kind):
-    optimizer = wrapped(gradient_accumulation_steps=kind(4))
+    optimizer = make_wrapped(gradient_accumulation_steps=kind(4))
     assert optimizer.gradient_accumulation_steps == 4
     again = keras.saving.deserialize_keras_object(
         keras.saving.serialize_keras_object(optimizer)

@@ -1,4 +1,4 @@
-"""Staleness against a count in NumPy of what was sent."""
+"""Staleness compared with a count in NumPy."""
 
 import keras
 import numpy as np
@@ -24,11 +24,11 @@ def dgc(sparsity, **settings):
     )
 
 
-class Count:
-    """Steps since entries were last sent, from residuals and velocities alone.
+class ReferenceCount:
+    """Counts steps since entries were last sent, from residuals and velocities.
 
-    With factor masking the velocity is 0 where an entry was sent, and after a dense
-    step the residual is 0 everywhere.
+    With factor masking, the velocity of a sent entry is 0; after a dense step, the
+    whole residual is 0.
     """
 
     def __init__(self, num_workers):
@@ -40,15 +40,17 @@ class Count:
         optimizer = trainer.optimizer
         velocity = trainer.local(optimizer.velocity)
         residual = trainer.local(optimizer.residual)
-        waiting = []
+        stale_ages = []
         for worker, ages in enumerate(self.ages):
             for j, i in enumerate(COMPRESSED):
                 sent = velocity[worker][i] == 0
                 if not residual[worker][i].any():
                     sent[...] = True
                 ages[j] = np.where(sent, 0, ages[j] + 1)
-                waiting.append(np.where(residual[worker][i] != 0, ages[j], 0).ravel())
-        return np.concatenate(waiting)
+                stale_ages.append(
+                    np.where(residual[worker][i] != 0, ages[j], 0).ravel()
+                )
+        return np.concatenate(stale_ages)
 
 
 @pytest.mark.parametrize(("path", "num_workers"), [("native", 2), ("tensorflow", 1)])
@@ -57,7 +59,9 @@ class Count:
     [(0.97, {}), (0.97, {"value_dtype": "bfloat16"}), (WARMUP, {})],
     ids=["lossless", "bfloat16", "schedule"],
 )
-def test_equals_a_count(strategies, monkeypatch, path, num_workers, sparsity, settings):
+def test_staleness_equals_the_count(
+    strategies, monkeypatch, path, num_workers, sparsity, settings
+):
     if path == "tensorflow":
         monkeypatch.setattr(native, "is_available", lambda variables: False)
     trainer = Trainer(
@@ -67,19 +71,19 @@ def test_equals_a_count(strategies, monkeypatch, path, num_workers, sparsity, se
         ),
         initial_weights("float32"),
     )
-    count = Count(num_workers)
+    count = ReferenceCount(num_workers)
     for gradients in make_gradients(num_workers, STEPS, "float32"):
         trainer.step(gradients)
         expected = count.step(trainer)
-        found = trainer.optimizer.staleness
-        assert found.max == expected.max()
-        assert found.mean == pytest.approx(expected.mean())
-        assert found.p99 == pytest.approx(np.percentile(expected, 99))
-    assert found.max > 1
+        staleness = trainer.optimizer.staleness
+        assert staleness.max == expected.max()
+        assert staleness.mean == pytest.approx(expected.mean())
+        assert staleness.p99 == pytest.approx(np.percentile(expected, 99))
+    assert staleness.max > 1
 
 
 def test_any_method(strategies):
-    """Also without positions: by what was sent of each entry."""
+    """Also for methods without positions, by the sent value of each entry."""
     trainer = Trainer(
         strategies[2],
         lambda: tf_dgc.CompressedOptimizer(
@@ -92,18 +96,18 @@ def test_any_method(strategies):
     ages = None
     for gradients in make_gradients(2, 4, "float32"):
         trainer.step(gradients)
-        kept = [
+        residuals = [
             w[i].ravel()
             for w in trainer.local(trainer.optimizer.residual)
             for i in COMPRESSED
         ]
-        waits = np.concatenate(kept) != 0
-        ages = np.where(waits, (0 if ages is None else ages) + 1, 0)
+        is_delayed = np.concatenate(residuals) != 0
+        ages = np.where(is_delayed, (0 if ages is None else ages) + 1, 0)
         assert trainer.optimizer.staleness.mean == pytest.approx(ages.mean())
         assert trainer.optimizer.staleness.max == ages.max()
 
 
-def test_what_waits_for_nothing_is_not_stale(strategies):
+def test_zero_residuals_are_not_stale(strategies):
     trainer = Trainer(strategies[1], lambda: dgc(0.97), initial_weights("float32"))
     zeros = [[np.zeros(s, "float32") for s in SHAPES]]
     for _ in range(3):
@@ -151,7 +155,7 @@ def test_monitor_logs_it(settings):
         verbose=0,
         callbacks=[tf_dgc.callbacks.CompressionMonitor()],
     ).history
-    found = model.optimizer.staleness
-    assert history["staleness_mean"][-1] == found.mean > 0
-    assert history["staleness_p99"][-1] == found.p99
-    assert history["staleness_max"][-1] == found.max == 8
+    staleness = model.optimizer.staleness
+    assert history["staleness_mean"][-1] == staleness.mean > 0
+    assert history["staleness_p99"][-1] == staleness.p99
+    assert history["staleness_max"][-1] == staleness.max == 8

@@ -1,4 +1,4 @@
-"""A file is replaced at once, also where several write it."""
+"""`replacing` replaces a file atomically, also if several processes write it."""
 
 import os
 import stat
@@ -9,8 +9,8 @@ import pytest
 from tf_dgc.multiworker.saving import replacing
 
 
-def test_several_writers_at_once_write_a_whole_file_each(tmp_path):
-    """As workers of a parameter server that are given one path."""
+def test_concurrent_writers_each_write_a_whole_file(tmp_path):
+    """Workers of a parameter server may save to one path."""
     path = tmp_path / "model.keras"
     with replacing(path) as one, open(one, "w") as file:
         file.write("A" * 10)
@@ -25,24 +25,28 @@ def test_several_writers_at_once_write_a_whole_file_each(tmp_path):
     assert list(tmp_path.iterdir()) == [path]
 
 
-def test_what_the_dead_left_is_removed_and_what_may_be_written_is_not(tmp_path):
+def test_only_old_unfinished_files_are_removed(tmp_path):
     path = tmp_path / "model.keras"
-    left = [f".unfinished.{uuid.uuid4().hex}.model.keras" for _ in range(3)]
-    left += [f".unfinished.{uuid.uuid4().hex}.other.keras", ".unfinished.model.keras"]
-    for name, hours in zip(left, [2, 0, 0.9, 2, 2], strict=True):
+    unfinished_files = [
+        *(f".unfinished.{uuid.uuid4().hex}.model.keras" for _ in range(3)),
+        f".unfinished.{uuid.uuid4().hex}.other.keras",
+        ".unfinished.model.keras",
+    ]
+    for name, hours in zip(unfinished_files, [2, 0, 0.9, 2, 2], strict=True):
         (tmp_path / name).write_text("half of")
         time = (tmp_path / name).stat().st_mtime - 3600 * hours
         os.utime(tmp_path / name, (time, time))
     with pytest.raises(OSError, match="full"), replacing(path):
         raise OSError("the disk is full")
-    assert {p.name for p in tmp_path.iterdir()} == {*left}
+    assert {p.name for p in tmp_path.iterdir()} == {*unfinished_files}
     with replacing(path) as unfinished:
         unfinished.write_text("whole")
-    assert {p.name for p in tmp_path.iterdir()} == {"model.keras", *left[1:]}
+    names = {p.name for p in tmp_path.iterdir()}
+    assert names == {"model.keras", *unfinished_files[1:]}
 
 
-def test_a_link_stays_a_link_and_permissions_stay(tmp_path):
-    """As where a file is written to."""
+def test_links_and_permissions_are_preserved(tmp_path):
+    """Replacing a file acts like writing to it."""
     (tmp_path / "large").mkdir()
     target, link = tmp_path / "large" / "model.keras", tmp_path / "model.keras"
     link.symlink_to(target)

@@ -1,4 +1,4 @@
-"""Variables that gradients overwrite: Keras's float8 layers."""
+"""Variables that gradients overwrite, as in Keras's float8 layers."""
 
 import keras
 import numpy as np
@@ -18,7 +18,7 @@ def marked(variable):
 
 
 class WithScale(Trainer):
-    """A matrix to train, and before it a variable that is overwritten."""
+    """Trains a matrix, after a variable that is overwritten."""
 
     def __init__(self, strategy, make_optimizer, aggregation="none", dtype="float32"):
         def make():
@@ -49,7 +49,7 @@ def composed():
 
 
 @pytest.mark.parametrize("make", [dgc, composed])
-def test_workers_agree_and_the_rest_trains_as_without(strategies, make):
+def test_workers_agree_and_other_variables_train_as_without(strategies, make):
     plain = Trainer(strategies[2], make, [np.zeros(SHAPE, "float32")])
     trainer = WithScale(strategies[2], make)
     for step in range(2):
@@ -59,9 +59,9 @@ def test_workers_agree_and_the_rest_trains_as_without(strategies, make):
         plain.step([g[1:] for g in gradients])
     assert trainer.scales() == [[3.0, 7.0]] * 2
     np.testing.assert_array_equal(trainer.weights()[1], plain.weights()[0])
-    found, expected = trainer.optimizer.stats, plain.optimizer.stats
-    assert found.bytes_per_step == expected.bytes_per_step + 8
-    assert found.dense_bytes_per_step == expected.dense_bytes_per_step + 8
+    stats, expected = trainer.optimizer.stats, plain.optimizer.stats
+    assert stats.bytes_per_step == expected.bytes_per_step + 8
+    assert stats.dense_bytes_per_step == expected.dense_bytes_per_step + 8
 
 
 @pytest.mark.parametrize(
@@ -73,7 +73,7 @@ def test_workers_agree_and_the_rest_trains_as_without(strategies, make):
         ("only_first_replica", [1.0, 5.0]),
     ],
 )
-def test_aggregation_says_how(strategies, aggregation, expected):
+def test_the_variables_aggregation_is_used(strategies, aggregation, expected):
     trainer = WithScale(strategies[2], dgc, aggregation, "float64")
     values = [[1.0, 5.0], [3.0, 2.0]]
     trainer.step([[np.array(v), matrix(0)] for v in values])
@@ -91,27 +91,28 @@ def float8_model(optimizer):
 def test_float8_trains_as_with_the_inner_optimizer(tmp_path):
     x, y = np.ones((16, 32), "float32"), np.ones((16, 48), "float32")
     weights = []
-    for optimizer in (O.SGD(0.1, momentum=0.9), None):
-        optimizer = optimizer or tf_dgc.DGCOptimizer(O.SGD(0.1, momentum=0.9), 0)
+    inner = O.SGD(0.1, momentum=0.9)
+    wrapped = tf_dgc.DGCOptimizer(O.SGD(0.1, momentum=0.9), 0)
+    for optimizer in (inner, wrapped):
         model = float8_model(optimizer)
         model.fit(x, y, batch_size=8, epochs=2, shuffle=False, verbose=0)
         weights.append(model.get_weights())
-    for found, expected in zip(*weights, strict=True):
-        np.testing.assert_allclose(found, expected, rtol=1e-5)
+    for inner_weight, wrapped_weight in zip(*weights, strict=True):
+        np.testing.assert_allclose(inner_weight, wrapped_weight, rtol=1e-5)
     model.save(tmp_path / "model.keras")
     again = keras.models.load_model(tmp_path / "model.keras")
     again.fit(x, y, verbose=0)
     assert np.isfinite(again.get_weights()[0]).all()
 
 
-def test_only_variables_to_overwrite():
+def test_a_model_of_only_overwritten_variables_raises():
     with pytest.raises(ValueError, match="no trainable variables"):
         dgc().build([marked(keras.Variable(tf.ones(2)))])
 
 
 @pytest.mark.filterwarnings("ignore:Gradients do not exist:UserWarning")
-def test_a_step_of_nothing_but_variables_to_overwrite(strategies):
-    """As of a loop that applies them apart; by Keras it counts, too."""
+def test_a_step_of_only_overwritten_variables(strategies):
+    """A loop may apply them separately; the step counts, as in Keras."""
     trainer = WithScale(strategies[2], dgc)
     trainer.step([[np.array([1.0, 5.0], "float32"), None]] * 2)
     assert trainer.scales() == [[1.0, 5.0]] * 2

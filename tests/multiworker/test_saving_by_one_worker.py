@@ -1,6 +1,6 @@
-"""Saving or reading on one worker alone ends in an error, whichever way it is done.
+"""Saving or reading on one worker alone ends in an error, for each API.
 
-Here the other workers are made up: the barrier finds that they do not come.
+The other workers are simulated by a barrier that times out.
 tests/end_to_end/test_multiworker.py has real ones.
 """
 
@@ -16,7 +16,7 @@ from tf_dgc.multiworker import consensus, coordination, saving
 
 @pytest.fixture
 def model(strategies, tmp_path, monkeypatch):
-    """Return a model with files beside it, from whose workers nobody else comes."""
+    """Return a model with saved files, on a worker whose peer never responds."""
     with strategies[2].scope():
         model = keras.Sequential([keras.Input((20,)), keras.layers.Dense(60)])
         inner = keras.optimizers.SGD(0.1, momentum=0.9)
@@ -29,7 +29,7 @@ def model(strategies, tmp_path, monkeypatch):
     model.save_weights(tmp_path / "model.weights.h5")
     checkpoint_of(model).write(str(tmp_path / "checkpoint"))
 
-    def nobody(name, seconds):
+    def time_out(name, seconds):
         raise tf.errors.DeadlineExceededError(None, None, "nobody came")
 
     hosts = tf.train.ClusterSpec({"worker": ["here:1", "there:2"]})
@@ -39,9 +39,9 @@ def model(strategies, tmp_path, monkeypatch):
     monkeypatch.setattr(type(strategies[2]), "cluster_resolver", resolver)
     monkeypatch.setattr(consensus, "is_multi_worker", lambda strategy: True)
     monkeypatch.setattr(coordination, "publish", lambda key, value, seconds: None)
-    monkeypatch.setattr(coordination, "lookup", nobody)
+    monkeypatch.setattr(coordination, "lookup", time_out)
     monkeypatch.setattr(coordination, "report_error", lambda message, seconds: None)
-    monkeypatch.setattr(coordination, "wait_at_barrier", nobody)
+    monkeypatch.setattr(coordination, "wait_at_barrier", time_out)
     return model
 
 
@@ -59,7 +59,7 @@ def load_model(model, path):
         keras.models.load_model(path / "model.keras")
 
 
-WAYS = {
+ACTIONS = {
     "model.save": lambda m, p: m.save(p / "new.keras"),
     "model.save_weights": lambda m, p: m.save_weights(p / "new.weights.h5"),
     "saving.save_model": lambda m, p: saving.save_model(m, p / "new.keras"),
@@ -90,15 +90,15 @@ WAYS = {
 }
 
 
-@pytest.mark.parametrize("way", WAYS)
+@pytest.mark.parametrize("action", ACTIONS)
 @pytest.mark.filterwarnings("ignore:.*waited:UserWarning")
-def test_alone(model, tmp_path, way):
+def test_one_worker_alone_raises(model, tmp_path, action):
     with pytest.raises((RuntimeError, ValueError), match="not on the chief alone"):
-        WAYS[way](model, tmp_path)
+        ACTIONS[action](model, tmp_path)
 
 
-def test_what_is_local(model):
-    """It is about this worker, or known to all: nobody has to take part."""
+def test_local_values_need_no_other_worker(model):
+    """Values of this worker, and values that are equal on all workers."""
     fit(model, tf_dgc.callbacks.CompressionMonitor())
     assert model.optimizer.staleness.max == 0
     assert model.optimizer.stats.steps == 1
