@@ -1,18 +1,19 @@
-"""What `tf-dgc advise` predicts, beside what is then measured.
+"""Compares predictions of `tf-dgc advise` with measured steps.
 
     python benchmarks/advice.py --predict --predicted new.json
     sudo python benchmarks/advice.py --measure --predicted new.json --json rows.jsonl
     python benchmarks/advice.py --predicted new.json --from_json rows.jsonl
 
-`--predict` times steps of so many processes side by side, which do not communicate, and
-writes what they are predicted to take on links of each rate and round trip. It comes
-first, is committed, and is not written again; without `--predicted` the others read
-that of the documentation. `--measure` takes the same steps on workers in network
-namespaces, whose links have that rate, and where they have a round trip, a delay
-(`common/distance.py`); a row is appended to `--json` as soon as it is there, and is not
-measured again. Every method goes by the exchange that the advice says to write: the
-ring, or "auto", which may overlap steps where it finds that this pays; `went_by` says
-what it came to.
+`--predict` times steps of processes that run side by side without communicating, and
+writes the predicted times of steps on links of each rate and round trip. Predictions
+come first, are committed, and are never overwritten; without `--predicted` the other
+modes read the predictions of the documentation.
+
+`--measure` takes the same steps on workers in network namespaces whose links have that
+rate and, with a round trip, that delay (`common/distance.py`). Each row is appended to
+`--json` at once and is not measured again. Every method uses the collective algorithm
+that the advice names: the ring, or "auto", which may overlap steps where this pays.
+Column `went_by` has the algorithm that was used.
 """
 
 import json
@@ -82,62 +83,77 @@ def main(_):
     except KeyboardInterrupt:
         sys.exit("advice.py: interrupted")
     predicted = _predictions()
-    shown = advice_rows.compare(predicted, rows)
-    if not shown:
+    compared = advice_rows.compare(predicted, rows)
+    if not compared:
         sys.exit(f"advice.py: no row was predicted in {_PREDICTED.value}")
-    reporting.report(shown, COLUMNS, "Predicted and measured", origin=rows[0])
-    print(advice_rows.summarize(shown))
+    reporting.report(compared, COLUMNS, "Predicted and measured", origin=rows[0])
+    print(advice_rows.summarize(compared))
     print(advice_rows.describe_sources(_PREDICTED.value, predicted, rows))
     if _MARKDOWN.value:
-        methods = dict.fromkeys(row["method"] for row in shown)
+        methods = dict.fromkeys(row["method"] for row in compared)
         columns = [*COLUMNS[:3], *((m, m, "") for m in methods)]
-        table = reporting.markdown(advice_rows.group_by_setting(shown), columns)
+        table = reporting.markdown(advice_rows.group_by_setting(compared), columns)
         pathlib.Path(_MARKDOWN.value).write_text(table, encoding="utf-8")
 
 
 def _predict():
     rows = []
-    for model, number in progress.track(_plans(), "clusters", _named):
-        settings = _settings("none", model, number)
-        asks = settings, number, _METHODS.value, _SECONDS.value, _TIMEOUT.value
-        rows += advice_rows.predict(*asks, _LINKS.value)
+    for model, num_workers in progress.track(_clusters(), "clusters", _label):
+        rows += advice_rows.predict(
+            _settings("none", model, num_workers),
+            num_workers,
+            _METHODS.value,
+            _SECONDS.value,
+            _TIMEOUT.value,
+            _LINKS.value,
+        )
     return rows
 
 
 def _measure():
-    done = resumable.ResumableRows(
+    resumable_rows = resumable.ResumableRows(
         _JSON.value, advice_rows.KEYS, reporting.provenance()
     )
     predicted, rows = _predictions(), []
-    for model, number in progress.track(_plans(), "clusters", _named):
-        settings = _settings("advice", model, number)
-        some = [
+    for model, num_workers in progress.track(_clusters(), "clusters", _label):
+        selected = [
             row
             for row in predicted
-            if (row["model"], row["workers"]) == (model, number)
+            if (row["model"], row["workers"]) == (model, num_workers)
             and row["link"] in _LINKS.value
             and (_METHODS.value is None or row["method"] in _METHODS.value)
         ]
-        asks = settings, number, some, done, _SECONDS.value, _TIMEOUT.value
-        rows += advice_rows.measure(*asks)
+        rows += advice_rows.measure(
+            _settings("advice", model, num_workers),
+            num_workers,
+            selected,
+            resumable_rows,
+            _SECONDS.value,
+            _TIMEOUT.value,
+        )
     return rows
 
 
-def _settings(mode, model, number):
-    threads = _THREADS.value
-    return {"mode": mode, "model": model, "threads": threads, "number": number}
+def _settings(mode, model, num_workers):
+    return {
+        "mode": mode,
+        "model": model,
+        "threads": _THREADS.value,
+        "num_workers": num_workers,
+    }
 
 
-def _plans():
+def _clusters():
+    """Return (model, number of workers) of every cluster."""
     unknown = [name for name in _MODELS.value if name not in models.MODELS]
     if unknown:
         raise app.UsageError(f"Models are {', '.join(models.MODELS)}: not {unknown}")
     return [(m, int(n)) for m in _MODELS.value for n in _WORKERS.value]
 
 
-def _named(plan):
-    model, number = plan
-    return f"{model}, {number} workers"
+def _label(cluster):
+    model, num_workers = cluster
+    return f"{model}, {num_workers} workers"
 
 
 def _predictions():

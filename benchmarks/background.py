@@ -1,12 +1,11 @@
-"""How much of the exchange of local steps is hidden behind the steps of the next round.
+"""Measures how much of the exchange of local steps the next round's steps hide.
 
     sudo python benchmarks/background.py --rate 100mbit
 
-Real workers in network namespaces, whose links have the rate, take local steps that
-wait for `--step` seconds, without the processor, as if a GPU computed. Without an
-exchange; with one whose mean they wait for; and with means that come a round later, or
-a quarter of a round later of each of four parts of the model. By turns, after a first
-one that traces.
+Workers in network namespaces with links of the rate take local steps. A step sleeps
+for `--step` seconds, as if a GPU computed. Four settings take turns, after a first turn
+that traces: no exchange; waiting for the mean; a mean that arrives a round later; and
+the means of four fragments of the model, each a quarter of a round later.
 """
 
 import itertools
@@ -28,23 +27,19 @@ COLUMNS = [
 ]
 
 _WORKERS = flags.DEFINE_integer("workers", 2, "Number of workers.", 2)
-_RATE = flags.DEFINE_string("rate", "100mbit", "Of every link, as `tc` writes it.")
+_RATE = flags.DEFINE_string("rate", "100mbit", "Rate of the links, as for `tc`.")
 _LAYERS = flags.DEFINE_integer("layers", 16, "Layers of the model.", 4)
-_WIDTH = flags.DEFINE_integer("width", 512, "Inputs and outputs of each.", 1)
+_WIDTH = flags.DEFINE_integer("width", 512, "Inputs and outputs of a layer.", 1)
 _STEP = flags.DEFINE_float("step", 0.1, "Seconds that a step computes.", 0)
-_PERIOD = flags.DEFINE_integer("period", 32, "Steps of a round, by 4.", 4)
+_PERIOD = flags.DEFINE_integer("period", 32, "Steps of a round, a multiple of 4.", 4)
 _COMPRESSOR = flags.DEFINE_string("compressor", "none", "Method.")
-_REPEATS = flags.DEFINE_integer("repeats", 2, "Times of each, by turns.", 1)
+_REPEATS = flags.DEFINE_integer("repeats", 2, "Turns of each setting.", 1)
 _TIMEOUT = flags.DEFINE_float("timeout", 600.0, "Seconds that a turn may take.")
 _JSON = flags.DEFINE_string("json", None, "File to write the rows to.")
 
 
-def ways(period):
-    """Return the settings of each way, by its name.
-
-    Args:
-        period: steps of a round.
-    """
+def create_settings(period):
+    """Return the optimizer settings to compare, by name."""
     quarter = period // 4
     return {
         "never": {"period": 10**9},
@@ -55,7 +50,7 @@ def ways(period):
 
 
 def main(_):
-    """Measure all ways, and report."""
+    """Measure all settings and report."""
     try:
         rows = measure()
     except (PermissionError, network.NetworkError, WorkerError) as error:
@@ -66,8 +61,8 @@ def main(_):
 
 
 def measure():
-    """Return a row of each way."""
-    settings = {
+    """Return a row per setting."""
+    worker_settings = {
         "mode": "background",
         "layers": _LAYERS.value,
         "width": _WIDTH.value,
@@ -75,27 +70,34 @@ def measure():
         "seconds": _STEP.value,
         "steps": _PERIOD.value,
     }
-    turns = ways(_PERIOD.value)
-    times = {way: [] for way in turns}
-    with network.connect(_RATE.value, _WORKERS.value, 1) as links:
-        asked = links.addresses(0), links, _TIMEOUT.value, "background_worker.py"
-        with Cluster(settings, *asked) as cluster:
+    settings = create_settings(_PERIOD.value)
+    answers = {name: [] for name in settings}  # of every turn
+    with network.connect(_RATE.value, _WORKERS.value, 1) as net:
+        cluster = Cluster(
+            worker_settings,
+            net.addresses(0),
+            net,
+            _TIMEOUT.value,
+            "background_worker.py",
+        )
+        with cluster:
             cluster.wait()
-            links.limit(measure=False)
-            rounds = itertools.product(range(_REPEATS.value + 1), turns)
-            for _, way in progress.track(rounds, "turns", lambda turn: turn[1]):
-                times[way].append(cluster.ask(**turns[way]))
-    return [_row(way, asked[1:]) for way, asked in times.items()]
+            net.limit(measure=False)
+            turns = itertools.product(range(_REPEATS.value + 1), settings)
+            for _, name in progress.track(turns, "turns", lambda turn: turn[1]):
+                answers[name].append(cluster.ask(**settings[name]))
+    # The first turn traces.
+    return [_row(name, turns[1:]) for name, turns in answers.items()]
 
 
-def _row(way, rounds):
-    ms = statistics.median(max(a["ms"] for a in answers) for answers in rounds)
+def _row(name, turns):
+    ms = statistics.median(max(a["ms"] for a in answers) for answers in turns)
     return {
-        "way": way,
+        "way": name,
         "workers": _WORKERS.value,
         "rate": _RATE.value,
         "period": _PERIOD.value,
-        "bytes": rounds[-1][0]["bytes"],
+        "bytes": turns[-1][0]["bytes"],
         "ms": ms,
         "computing": 1000 * _STEP.value / ms,
     }

@@ -1,12 +1,12 @@
-"""How long it takes to correct, accumulate, select and encode one gradient.
+"""Times correcting, accumulating, selecting and encoding one gradient.
 
     python benchmarks/compress.py --json compress.json
 
-Paths, alternating within one run: `native` (the fused operation), `tensorflow` (the
-same by TensorFlow operations), `top_k` (`tf.math.top_k` of the magnitudes alone, which
-neither accumulates nor encodes), and `floor`, a plain loop over the same memory: it
-reads three arrays and writes two, as momentum SGD does, and nothing can be faster.
-`--cases --paths=native` times what a warm-up, zeros, many tensors and the like take.
+The paths take turns within one run: `native` (the fused operation), `tensorflow` (the
+same with TensorFlow operations), `top_k` (only `tf.math.top_k` of the magnitudes, which
+neither accumulates nor encodes), and `floor`, a plain loop that reads three arrays and
+writes two, like momentum SGD; nothing can be faster. `--cases --paths=native` times
+slow cases, such as the sparsities of a warm-up, zeros and many tensors.
 """
 
 import itertools
@@ -21,8 +21,8 @@ os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
 import numpy as np
 import tensorflow as tf
 from absl import app, flags
-from common import paths, processes, progress, reporting
-from common.paths import Work
+from common import compression_paths, processes, progress, reporting
+from common.compression_paths import Work
 
 from tf_dgc import native_library
 
@@ -32,17 +32,17 @@ _SIZES = flags.DEFINE_list(
     "Entries of the tensor. 2.556e7 is ResNet-50.",
 )
 _SPARSITIES = flags.DEFINE_list(
-    "sparsities", ["0.9", "0.99", "0.999", "0.9999"], "Shares that are not sent."
+    "sparsities", ["0.9", "0.99", "0.999", "0.9999"], "Shares of entries not sent."
 )
 _THREADS = flags.DEFINE_list("threads", ["1", "2"], "Threads of TensorFlow's pool.")
 _DTYPES = flags.DEFINE_list("dtypes", ["float32"], "Types of the gradient.")
-_PATHS = flags.DEFINE_list("paths", list(paths.NAMES), "What to time.")
+_PATHS = flags.DEFINE_list("paths", list(compression_paths.NAMES), "Paths to time.")
 _REPEATS = flags.DEFINE_integer("repeats", 25, "Rounds, at most.", lower_bound=3)
 _SECONDS = flags.DEFINE_float(
-    "seconds", 5.0, "After this time a case ends, if it has had three rounds."
+    "seconds", 5.0, "Seconds after which a case ends, once it has had three rounds."
 )
 _CASES = flags.DEFINE_bool(
-    "cases", False, "Time what is slow, of the first of `threads`, instead."
+    "cases", False, "Time slow cases instead, with the first number of `threads`."
 )
 _JSON = flags.DEFINE_string("json", None, "File to write the rows of the table to.")
 
@@ -79,28 +79,28 @@ CASES = {
 
 
 def measure(work):
-    """Time all paths by turns, in a process of its own; return one row per path."""
-    flags.FLAGS(sys.argv)  # those of the parent
+    """Time all paths in turn, in a process of their own; return one row per path."""
+    flags.FLAGS(sys.argv)  # as in the parent
     tf.config.threading.set_intra_op_parallelism_threads(work.threads)
-    # Enough for Python's call of a function (a third of a millisecond) not to count.
-    times = max(1, 20_000_000 // work.entries)
+    # Enough steps to make the third of a millisecond of a Python call negligible.
+    num_steps = max(1, 20_000_000 // work.entries)
     names = {"floor", *_PATHS.value}
-    timed = paths.make(names, work, times)
-    for name, path in timed.items():
-        path()  # trace
-        if name == "native":  # fill the residual, and let it predict from the last step
-            path()
-            path()
-    found = {p: [] for p in timed}
+    functions = compression_paths.create_functions(names, work, num_steps)
+    for name, function in functions.items():
+        function()  # traces
+        if name == "native":  # fills the residual; later steps predict from the last
+            function()
+            function()
+    times = {name: [] for name in functions}
     start = time.perf_counter()
     for round_ in range(_REPEATS.value):
-        for name, path in timed.items():
+        for name, function in functions.items():
             before = time.perf_counter()
-            path()
-            found[name].append(1000 * (time.perf_counter() - before) / times)
+            function()
+            times[name].append(1000 * (time.perf_counter() - before) / num_steps)
         if round_ >= 2 and time.perf_counter() - start > _SECONDS.value:
             break
-    floor = statistics.median(found["floor"])
+    floor = statistics.median(times["floor"])
     return [
         {
             "path": name,
@@ -115,19 +115,20 @@ def measure(work):
             "rounds": len(t),
             "extra_memory_percent": None,
         }
-        for name, t in found.items()
+        for name, t in times.items()
     ]
 
 
 def extra_memory(work):
-    """Return the memory of a native step beside its variables, % of the gradient.
+    """Return a native step's memory without its variables, in % of the gradient.
 
-    In a process of its own: memory that was freed before would not count again.
+    Needs a process of its own: reused memory would not count.
     """
-    flags.FLAGS(sys.argv)  # those of the parent
+    flags.FLAGS(sys.argv)  # as in the parent
     tf.config.threading.set_intra_op_parallelism_threads(work.threads)
-    paths.make(["native"], work._replace(n=10_000, tensors=1), 1)["native"]()
-    run = paths.make(["native"], work, 1)["native"]
+    small = work._replace(n=10_000, tensors=1)
+    compression_paths.create_functions(["native"], small, 1)["native"]()
+    run = compression_paths.create_functions(["native"], work, 1)["native"]
     before = processes.resident()
     processes.forget_peak()
     run()
@@ -135,8 +136,8 @@ def extra_memory(work):
     return 100 * (processes.peak() - before) / size
 
 
-def all_work():
-    """Return what is to be done, by its name."""
+def create_cases():
+    """Return the cases to measure, by name."""
     threads = list(map(int, _THREADS.value))
     if _CASES.value:
         return {name: work._replace(threads=threads[0]) for name, work in CASES.items()}
@@ -151,24 +152,25 @@ def all_work():
 
 def main(_):
     """Measure all combinations and print the table."""
-    wrong = set(_PATHS.value) - set(paths.NAMES)
-    if wrong:
+    unknown = set(_PATHS.value) - set(compression_paths.NAMES)
+    if unknown:
         raise app.UsageError(
-            f"--paths: {', '.join(wrong)} is none of {', '.join(paths.NAMES)}"
+            f"Unknown names in --paths: {', '.join(unknown)}. "
+            f"Paths are {', '.join(compression_paths.NAMES)}"
         )
     if "native" in _PATHS.value and native_library.load_library().library is None:
         raise app.UsageError(
             f"no native operations: {native_library.load_library().reason}"
         )
     rows = []
-    cases = all_work()
+    cases = create_cases()
     for name in progress.track(cases, "cases", str):
         work = cases[name]
-        found = processes.call(measure, work)
+        case_rows = processes.call(measure, work)
         if "native" in _PATHS.value and work.entries >= 1_000_000:
-            row = next(r for r in found if r["path"] == "native")
+            row = next(r for r in case_rows if r["path"] == "native")
             row["extra_memory_percent"] = processes.call(extra_memory, work)
-        rows += [{"case": name, **row} for row in found]
+        rows += [{"case": name, **row} for row in case_rows]
     columns = [("case", "case", "s"), *COLUMNS] if _CASES.value else COLUMNS
     reporting.report(rows, columns, "Compressing one tensor", _JSON.value)
 

@@ -1,27 +1,27 @@
-"""Steps of workers that are far from each other: what they take, and for what.
+"""Measures steps of distant workers, and the share that communication takes.
 
     sudo python benchmarks/distant.py --model medium --step_seconds 0.05
     sudo python benchmarks/distant.py --model large --rates 10mbit --delays 20 \
         --modes none,sparse_loco --step_seconds 1
 
-Workers are processes in network namespaces, whose links have a rate in both directions,
-and a delay: packets are held for half of the round trip (`common/distance.py`). Rate
-and delay are measured too, and are in the table. Modes:
+Workers are processes in network namespaces whose links have a rate in both directions
+and a delay: packets are held for half of the round trip (`common/distance.py`). The
+table also has the measured rate and delay. Modes:
 
-none         as many processes side by side, which do not communicate
+none         processes side by side that do not communicate
 dense        stock Keras SGD, all gradients by all-reduce in every step
-dgc, demo    `DGCOptimizer`, 99.9 % of the entries not sent; `DeMo`; in every step
+dgc, demo    `DGCOptimizer` with 99.9 % of the entries not sent, `DeMo`; in every step
 local_sgd, diloco, sparse_loco    an exchange every `--period` steps
 
-With `--step_seconds` a step without an exchange takes so long, as on a machine or with
-a model that is slower: a worker sleeps before its update. `computing` is the share of
-the time that steps without an exchange take: a worker's own between exchanges, or for
-what exchanges in every step those of `none`. Bytes are counted on the workers' links,
-protocols and heartbeats included.
+With `--step_seconds` a worker sleeps before its update until a step without an exchange
+has taken that long, as with a slower machine or a larger model. `computing` is the
+share of time that steps take without exchanges; for modes that exchange in every step,
+it is based on the steps of `none`. Bytes are counted on the workers' links and include
+protocols and heartbeats.
 
-A row is appended to `--json` as soon as it is there, and is not measured again. From
-rows of `--model tiny`, `study/periods.py --links` computes in how much time its runs
-would have reached the accuracy of the dense run.
+Each row is appended to `--json` at once and is not measured again. From rows of
+`--model tiny`, `study/periods.py --links` computes how long its runs would have taken
+to reach the accuracy of the dense run.
 """
 
 import sys
@@ -55,17 +55,17 @@ COLUMNS = [
     ("steps_per_second", "steps/s", ",.2f"),
 ]
 
-_MODEL = flags.DEFINE_enum("model", "medium", list(models.MODELS), "What is trained.")
+_MODEL = flags.DEFINE_enum("model", "medium", list(models.MODELS), "Model to train.")
 _WORKERS = flags.DEFINE_integer("workers", 2, "Worker processes.", lower_bound=2)
-_MODES = flags.DEFINE_list("modes", presets.MODES, "What to compare.")
+_MODES = flags.DEFINE_list("modes", presets.MODES, "Modes to compare.")
 _PERIOD = flags.DEFINE_integer("period", 30, "Steps from one exchange to the next.", 2)
 _RATES = flags.DEFINE_list("rates", list(distance.RATES), "Of links, as for `tc`.")
 _DELAYS = flags.DEFINE_list("delays", ["20", "100", "200"], "Round trips, in ms.")
 _STEP = flags.DEFINE_float(
-    "step_seconds", 0.0, "What a step without an exchange takes at least.", 0.0
+    "step_seconds", 0.0, "Least seconds of a step without an exchange.", 0.0
 )
 _SECONDS = flags.DEFINE_float(
-    "seconds", 4.0, "For a mode on a link; a round is measured at least.", 0.0
+    "seconds", 4.0, "Seconds for a mode on a link, which takes at least a round.", 0.0
 )
 _THREADS = flags.DEFINE_integer("threads", 1, "Intra-op threads of a worker.")
 _TIMEOUT = flags.DEFINE_float("timeout", 900.0, "Seconds that a worker has to answer.")
@@ -73,16 +73,16 @@ _JSON = flags.DEFINE_string("json", None, "A file for the rows, a line each.")
 
 
 def main(_):
-    """Measure what is not there, and report."""
+    """Measure missing rows, and report all."""
     plan = _plan()
     signals.end_orderly()
-    done = resumable.ResumableRows(
+    resumable_rows = resumable.ResumableRows(
         _JSON.value, distant_runs.KEYS, reporting.provenance()
     )
     try:
-        rows = distant_runs.measure(plan, done)
-        shown = distant_runs.add_comparisons(rows)
-        reporting.report(shown, COLUMNS, _title(plan, rows[0]), origin={})
+        rows = distant_runs.measure(plan, resumable_rows)
+        compared = distant_runs.add_comparisons(rows)
+        reporting.report(compared, COLUMNS, _title(plan, rows[0]), origin={})
     except (PermissionError, network.NetworkError, WorkerError) as error:
         sys.exit(f"distant.py: {error}")
     except KeyboardInterrupt:
@@ -101,10 +101,16 @@ def _plan():
     except ValueError as error:
         raise app.UsageError(f"Round trips are in ms: {error}") from error
     return distant_runs.Plan(
-        _MODEL.value, _WORKERS.value, _MODES.value, _PERIOD.value, _STEP.value,
-        [(rate, delay) for rate in _RATES.value for delay in delays],
-        _SECONDS.value, _THREADS.value, _TIMEOUT.value,
-    )  # fmt: skip
+        model=_MODEL.value,
+        num_workers=_WORKERS.value,
+        modes=_MODES.value,
+        period=_PERIOD.value,
+        step_seconds=_STEP.value,
+        links=[(rate, delay) for rate in _RATES.value for delay in delays],
+        seconds=_SECONDS.value,
+        threads=_THREADS.value,
+        timeout=_TIMEOUT.value,
+    )
 
 
 def _title(plan, row):

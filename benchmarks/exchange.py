@@ -1,19 +1,18 @@
-"""How long sums and gathers take along each way, and what they carry.
+"""Measures time and bytes of sums and gathers with each collective algorithm.
 
     sudo python benchmarks/exchange.py --workers 2,4,8 --rate 100mbit
 
-Real workers in network namespaces, whose links have the rate; nothing is computed but
-the sums themselves, and those of entries by exchanges that merge: the others gather
-entries, which are not decoded. Bytes are counted on each worker's link, protocols
-included: the most that a worker sends, beside what the exchange's formula has, and
-beside 2(N - 1)/N payloads, which a sum of one sends. Times stand beside those that the
-cost model has, of the numbers that these workers measure as with `collective="auto"`;
-what it has for more workers follows.
+Workers run in network namespaces with links of the rate. They compute nothing but
+sums; algorithms that do not merge entries gather them without decoding. Bytes are
+counted on each worker's link and include protocols. The table has the most bytes that a
+worker sends, and their ratio to the algorithm's formula and to the 2(N - 1)/N payloads
+that a ring sum sends. It also has the cost model's times for the link speeds that these
+workers measure, as with `collective="auto"`; an extrapolation to more workers follows.
 
-With `--steps` whole steps of `DGCOptimizer` are measured too, on a model of as many
-entries, with a gradient that is there: along each way, by `auto`, and beside them those
-of `float16`, which sends everything, and of `scale_com`. They do not take turns, as a
-worker has memory for one optimizer of 25 M entries, and not for a dozen.
+With `--steps` the benchmark also measures whole steps of `DGCOptimizer` with a constant
+gradient: with each algorithm, with `auto`, with `float16`, which sends all entries, and
+with `scale_com`. Steps do not take turns, since memory suffices for only one optimizer
+of 25 M entries per worker.
 """
 
 import sys
@@ -43,35 +42,35 @@ COLUMNS = [
     ("ratio", "ratio", ".2f"),
     ("of_a_sum", "of 2(N - 1)/N of them", ".2f"),
 ]
-_HEAD_START = 0.02  # seconds, until all workers know what to do, and start together
+_HEAD_START = 0.02  # seconds from a request to the common start of all workers
 EXCHANGES = [
     *("ring", "tree", "butterfly", "star", "star 2", "star all"),
     *("gtopk", "oktopk", "twoway"),
 ]
 
 _WORKERS = flags.DEFINE_list("workers", ["2", "4"], "Numbers of workers.")
-_RATE = flags.DEFINE_string("rate", "1gbit", "Of every link, as `tc` writes it.")
+_RATE = flags.DEFINE_string("rate", "1gbit", "Rate of the links, as for `tc`.")
 _SUMS = flags.DEFINE_list("sums", ["1e6"], "Entries of the float32 vectors to sum.")
 _GATHERS = flags.DEFINE_list(
-    "gathers", ["1e3", "9e4"], "Bytes of each worker to gather; 9e4 is DGC's of 25 M."
+    "gathers", ["1e3", "9e4"], "Bytes of a worker to gather; DGC has 9e4 for 25 M."
 )
 _ENTRIES = flags.DEFINE_list(
-    "entries", ["25e6:0.999"], "Entries of a model, and the share that is not sent."
+    "entries", ["25e6:0.999"], "Entries of a model, and the share not sent."
 )
 _STEPS = flags.DEFINE_list(
-    "steps", [], "Likewise, of models whose whole steps are to be measured."
+    "steps", [], "Entries and shares of models whose whole steps to measure."
 )
 _EXCHANGES = flags.DEFINE_list(
-    "collectives", EXCHANGES, "Ways; `star N` has N servers."
+    "collectives", EXCHANGES, "Collective algorithms; `star N` has N servers."
 )
-_REPEATS = flags.DEFINE_integer("repeats", 15, "Times of each, by turns.", 3)
+_REPEATS = flags.DEFINE_integer("repeats", 15, "Turns of each algorithm.", 3)
 _TIMEOUT = flags.DEFINE_float("timeout", 600.0, "Seconds that a turn may take.")
 _JSON = flags.DEFINE_string("json", None, "File to write the rows to.")
 _PICTURE = flags.DEFINE_string(
-    "picture", None, "File for what more workers would take."
+    "picture", None, "File for the extrapolation to more workers."
 )
 _LINKS = flags.DEFINE_list(
-    "links", None, "Of more workers, as `tf_dgc.collectives.Links`; None: as measured."
+    "links", None, "`LinkSpeeds` of the extrapolation; None for the measured ones."
 )
 
 
@@ -79,16 +78,15 @@ def main(_):
     """Measure all numbers of workers, and report."""
     rows = []
     try:
-        numbers = map(int, _WORKERS.value)
-        for number in progress.track(numbers, "workers", str):
-            rows += measure(number)
-            if _JSON.value:  # of what ends early, this much is there
+        for num_workers in progress.track(map(int, _WORKERS.value), "workers", str):
+            rows += measure(num_workers)
+            if _JSON.value:  # survives an interrupt
                 reporting.write(rows, _JSON.value)
     except (PermissionError, network.NetworkError, WorkerError) as error:
         sys.exit(f"exchange.py: {error}")
     if rows:
         reporting.report(rows, COLUMNS, "Sums and gathers", _JSON.value)
-        print(_errors(rows))
+        print(_summarize_errors(rows))
         reporting.report(
             auto_choice.compare_choices(rows),
             auto_choice.COLUMNS,
@@ -99,19 +97,19 @@ def main(_):
         _extrapolate(LinkSpeeds(*map(float, links)))
 
 
-def _errors(rows):
-    """Return a sentence that says how far the model is off."""
-    off = [abs(r["model_ms"] / r["median_ms"] - 1) for r in rows if "model_ms" in r]
-    if not off:
-        return "Of whole steps the model has the exchange alone."
+def _summarize_errors(rows):
+    """Return a sentence with the relative error of the cost model."""
+    errors = [abs(r["model_ms"] / r["median_ms"] - 1) for r in rows if "model_ms" in r]
+    if not errors:
+        return "The model predicts only the exchange of whole steps."
     return (
-        f"The model is off by {np.median(off):.0%} in the median of {len(off)} rows, "
-        f"{np.percentile(off, 90):.0%} at the 90th percentile."
+        f"The model is off by {np.median(errors):.0%} in the median of {len(errors)} "
+        f"rows, {np.percentile(errors, 90):.0%} at the 90th percentile."
     )
 
 
 def _extrapolate(links):
-    """Print what the last of the entries would take on more workers, and draw it."""
+    """Print and draw times for more workers, for the last of `--entries`."""
     size, sparsity = map(float, _ENTRIES.value[-1].split(":"))
     names = [n for n in ("ring", "gtopk", "oktopk") if n in _EXCHANGES.value]
     rows = extrapolation.extrapolate(names, int(size), sparsity, links)
@@ -122,98 +120,112 @@ def _extrapolate(links):
         extrapolation.draw(rows, _PICTURE.value, title)
 
 
-def all_work():
-    """Return (kind, bytes or "entries:sparsity") of all that is to be measured."""
+def create_payloads():
+    """Return (kind, payload) pairs to measure.
+
+    A payload is a number of bytes, or "entries:sparsity".
+    """
     sums = [("sum", str(4 * int(float(n)))) for n in _SUMS.value]
     gathers = [("gather", str(int(float(n)) // 4 * 4)) for n in _GATHERS.value]
-    return sums + gathers + [("entries", what) for what in _ENTRIES.value]
+    return sums + gathers + [("entries", payload) for payload in _ENTRIES.value]
 
 
-def measure(number):
-    """Return the rows of so many workers."""
+def measure(num_workers):
+    """Return the rows of a number of workers."""
     rows = []
-    with network.connect(_RATE.value, number, 1) as links:
+    with network.connect(_RATE.value, num_workers, 1) as net:
         settings = {"mode": "exchange"}
-        addresses = links.addresses(0)
-        worker = "exchange_worker.py"
-        with Cluster(settings, addresses, links, _TIMEOUT.value, worker) as cluster:
+        addresses = net.addresses(0)
+        script = "exchange_worker.py"
+        with Cluster(settings, addresses, net, _TIMEOUT.value, script) as cluster:
             cluster.wait()
-            links.limit(measure=False)
-            found = cluster.ask(exchange="ring", kind="probe", payload="")[0]["links"]
-            for kind, payload in progress.track(all_work(), "payloads", ", ".join):
-                rows += _take_turns(cluster, links, number, kind, payload)
-            rows = [_predict(row, LinkSpeeds(*found)) for row in rows]
+            net.limit(measure=False)
+            probe = cluster.ask(exchange="ring", kind="probe", payload="")
+            links = probe[0]["links"]
+            payloads = create_payloads()
+            for kind, payload in progress.track(payloads, "payloads", ", ".join):
+                rows += _measure_requests(cluster, net, num_workers, kind, payload)
+            rows = [_add_prediction(row, LinkSpeeds(*links)) for row in rows]
             for payload in progress.track(_STEPS.value, "models", str):
-                rows += _steps(cluster, links, number, payload)
-    return [{**row, "links": found} for row in rows]
+                rows += _measure_steps(cluster, net, num_workers, payload)
+    return [{**row, "links": links} for row in rows]
 
 
-def _predict(row, links):
-    """Return the row with what the model has for it."""
-    asked = RequestSize(row["kind"], row["payload"])
+def _add_prediction(row, links):
+    """Return the row with the cost model's time."""
+    size = RequestSize(row["kind"], row["payload"])
     cost = cost_model.request_cost(
-        create_algorithm(row["exchange"], row["workers"]), asked, row["workers"]
+        create_algorithm(row["exchange"], row["workers"]), size, row["workers"]
     )
     seconds = links.start + cost_model.transfer_seconds(cost, links)
     return {**row, "model_ms": 1000 * seconds}
 
 
-def _take_turns(cluster, links, number, kind, payload):
-    """Return a row per exchange, which take turns."""
-    # Of those that merge entries, all else goes around the ring.
+def _measure_requests(cluster, net, num_workers, kind, payload):
+    """Return a row per algorithm for one request; algorithms take turns."""
+    # Algorithms that merge entries use the ring for other requests.
     names = [
-        n for n in _EXCHANGES.value if kind == "entries" or not drops_entries(n, number)
+        name
+        for name in _EXCHANGES.value
+        if kind == "entries" or not drops_entries(name, num_workers)
     ]
-    found = {name: ([], []) for name in names}
-    for name in names:  # trace, and meet for the first time
+    for name in names:  # traces and opens connections
         size = cluster.ask(exchange=name, kind=kind, payload=payload)[0]["bytes"]
+    times = {name: [] for name in names}
+    sent = {name: [] for name in names}
     for _ in progress.track(range(_REPEATS.value), "turns"):
-        for name, turns in found.items():
-            _once(cluster, links, turns, exchange=name, kind=kind, payload=payload)
+        for name in names:
+            request = {"exchange": name, "kind": kind, "payload": payload}
+            ms, num_bytes = _run_once(cluster, net, request)
+            times[name].append(ms)
+            sent[name].append(num_bytes)
     rows = []
-    for name, turns in found.items():
+    for name in names:
         cost = cost_model.request_cost(
-            create_algorithm(name, number), RequestSize(kind, size), number
+            create_algorithm(name, num_workers), RequestSize(kind, size), num_workers
         )
-        rows.append(_row(number, kind, size, name, turns, cost))
-    return _beside_the_ring(rows)
+        rows.append(_row(num_workers, kind, size, name, times[name], sent[name], cost))
+    return _add_ratio_to_ring(rows)
 
 
-def _steps(cluster, links, number, payload):
-    """Return a row per way of whole steps, one way after the other."""
+def _measure_steps(cluster, net, num_workers, payload):
+    """Return a row per algorithm of whole steps, one algorithm after the other."""
     rows = []
-    ways = [*_EXCHANGES.value, *METHODS, "auto"]
-    for name in progress.track(ways, "ways", str):
-        asked, turns = {"exchange": name, "kind": "step", "payload": payload}, ([], [])
-        said = cluster.ask(**asked)[0]  # traces
+    names = [*_EXCHANGES.value, *METHODS, "auto"]
+    for name in progress.track(names, "algorithms", str):
+        request = {"exchange": name, "kind": "step", "payload": payload}
+        answer = cluster.ask(**request)[0]  # traces
+        size, stated = answer["bytes"], answer["stated"]
+        times, sent = [], []
         for _ in range(_REPEATS.value):
-            _once(cluster, links, turns, **asked)
-        cost = cost_of_step(name, said["stated"], said["bytes"], number)
-        row = _row(number, "step", said["bytes"], name, turns, cost)
-        rows.append({**row, "stated": said["stated"], "asked": payload})
-    return _beside_the_ring(rows)
+            ms, num_bytes = _run_once(cluster, net, request)
+            times.append(ms)
+            sent.append(num_bytes)
+        cost = cost_of_step(name, stated, size, num_workers)
+        row = _row(num_workers, "step", size, name, times, sent, cost)
+        rows.append({**row, "stated": stated, "asked": payload})
+    return _add_ratio_to_ring(rows)
 
 
-def _once(cluster, links, turns, **asked):
-    """Do it once more; the slowest counts, and the one that sends most."""
-    times, sent = turns
-    before = links.sent_by_each()
-    asked["start"] = time.monotonic() + _HEAD_START
-    times.append(max(answer["ms"] for answer in cluster.ask(**asked)))
-    after = links.sent_by_each()
-    sent.append(max(b - a for a, b in zip(before, after, strict=True)))
+def _run_once(cluster, net, request):
+    """Return milliseconds of the slowest worker, and the most bytes of a worker."""
+    before = net.sent_by_each()
+    answers = cluster.ask(**request, start=time.monotonic() + _HEAD_START)
+    after = net.sent_by_each()
+    ms = max(answer["ms"] for answer in answers)
+    return ms, max(b - a for a, b in zip(before, after, strict=True))
 
 
-def _beside_the_ring(rows):
+def _add_ratio_to_ring(rows):
     ring = next((row["median_ms"] for row in rows if row["exchange"] == "ring"), None)
     return [{**row, "of_ring": ring and row["median_ms"] / ring} for row in rows]
 
 
-def _row(number, kind, payload, name, turns, cost):
-    times, sent = turns
-    counted = round(sum(sent) / len(sent)) if any(sent) else None
+def _row(num_workers, kind, payload, name, times, sent, cost):
+    mean_sent = round(sum(sent) / len(sent)) if any(sent) else None
+    sum_bytes = 2 * (num_workers - 1) / num_workers * payload
     return {
-        "workers": number,
+        "workers": num_workers,
         "rate": _RATE.value,
         "kind": kind,
         "payload": payload,
@@ -221,10 +233,10 @@ def _row(number, kind, payload, name, turns, cost):
         "median_ms": float(np.median(times)),
         "p90_ms": float(np.percentile(times, 90)),
         "rounds": cost.rounds,
-        "sent": counted,
+        "sent": mean_sent,
         "formula": round(cost.sent),
-        "ratio": counted and counted / cost.sent,
-        "of_a_sum": counted and counted / (2 * (number - 1) / number * payload),
+        "ratio": mean_sent and mean_sent / cost.sent,
+        "of_a_sum": mean_sent and mean_sent / sum_bytes,
         "times_measured": len(times),
     }
 

@@ -1,22 +1,22 @@
-"""How long a compressed step takes on a GPU.
+"""Times a compressed step on a GPU.
 
     python benchmarks/gpu_compress.py --json gpu.json
 
-Needs a GPU with some 30 GB, PyTorch and nvcc; not TensorFlow. By turns within one run,
-timed by events on the device:
+Needs a GPU with some 30 GB, PyTorch and nvcc, but not TensorFlow. Paths take turns
+within one run and are timed by events on the device:
 
-- `floor`: a copy on the device of as many bytes as a step has to move: it reads
-  gradient, velocity and residual and writes the latter two, 20 bytes per entry of a
+- `floor`: a copy on the device of as many bytes as a step must move. A step reads
+  gradient, velocity and residual and writes the latter two: 20 bytes per entry of a
   float32 gradient;
-- `graph` and `queued`: the fused step of `custom_ops/cuda`, replayed from a CUDA graph,
+- `graph` and `queued`: the fused step of `custom_ops/cuda`, replayed from a CUDA graph
   or launched anew;
 - `161 tensors`: the same for the variables of a ResNet-50 in one call;
-- `torch top_k`: the correction by PyTorch, `torch.topk` of the magnitudes, masking;
-- `torch sampled`: the same with a threshold from a sample instead (not exactly k);
-- `torch correction`: the correction alone;
-- `decode 8`: eight such buffers decoded and subtracted from the variables;
-- of the engine's methods (`custom_ops/cuda_engine`), by their names, `graph`, `queued`
-  and `decode 8` likewise, and a copy of as many bytes as each has to move.
+- `torch top_k`: momentum correction, `torch.topk` of the magnitudes and masking;
+- `torch sampled`: the same, with a threshold from a sample (not exactly k entries);
+- `torch correction`: momentum correction alone;
+- `decode 8`: decodes eight such buffers and subtracts them from the variables;
+- for each method of the engine (`custom_ops/cuda_engine`): `graph`, `queued` and
+  `decode 8`, and a copy of as many bytes as the method must move.
 """
 
 import itertools
@@ -30,22 +30,22 @@ from absl import app, flags
 from common import cuda_engine, cuda_library, progress, reporting, resnet50
 
 _SIZES = flags.DEFINE_list("sizes", ["2.556e7", "1e8"], "Entries of the tensor.")
-_SPARSITIES = flags.DEFINE_list("sparsities", ["0.999"], "Shares that are not sent.")
+_SPARSITIES = flags.DEFINE_list("sparsities", ["0.999"], "Shares of entries not sent.")
 _DTYPES = flags.DEFINE_list(
     "dtypes", ["float32", "bfloat16", "float16"], "Types of the gradient."
 )
 _ROUNDS = flags.DEFINE_integer("rounds", 50, "Rounds that are timed.", lower_bound=3)
 _WARM_UP = flags.DEFINE_integer("warm_up", 200, "Rounds before them.", lower_bound=1)
 _GRADIENTS = flags.DEFINE_integer(
-    "gradients", 16, "Different gradients, that take turns.", lower_bound=1
+    "gradients", 16, "Different gradients, which take turns.", lower_bound=1
 )
 _LIBRARY = flags.DEFINE_string(
-    "library", None, "The library of the kernels; made by nvcc if it is not given."
+    "library", None, "Library with the kernels; built with nvcc by default."
 )
 _JSON = flags.DEFINE_string("json", None, "File to write the rows of the table to.")
 
-# Copied before each measurement: it empties the cache, and while it runs the host
-# queues what is measured, so that its own time for launches does not count.
+# Copied before each measurement: flushes the cache, and lets the host queue the
+# contender meanwhile, so that launch overhead does not count.
 BALLAST = 1 << 29  # bytes
 
 COLUMNS = [
@@ -92,22 +92,22 @@ def measure(library, n, sparsity, dtype):
         contenders.Kernels(library, [(n, False)], sparsity, dtype, flat)
         for _ in range(3)
     )
-    by_torch = [contenders.Torch(n, sparsity, flat) for _ in range(3)]
+    torch_steps = [contenders.Torch(n, sparsity, flat) for _ in range(3)]
     warm_up(queued.queued, graph.queued)
     decoding = contenders.Decoding(library, sender)
     paths = {
         "floor": contenders.floor(n, num_bytes),
         "graph": graph.captured(),
         "queued": queued.queued,
-        "torch top_k": by_torch[0].top_k,
-        "torch sampled": by_torch[1].sampled,
-        "torch correction": by_torch[2].correct,
+        "torch top_k": torch_steps[0].top_k,
+        "torch sampled": torch_steps[1].sampled,
+        "torch correction": torch_steps[2].correct,
         "decode 8": decoding.queued,
     }
-    times = take_turns(paths)
+    times = time_paths(paths)
     decoding.check()
     check_words(queued, graph)
-    rows = rows_of(times, n, sparsity, dtype, num_bytes)
+    rows = create_rows(times, n, sparsity, dtype, num_bytes)
     for row in rows:
         if row["path"] in ("graph", "queued"):
             row["workspace_bytes"] = queued.num_bytes
@@ -121,16 +121,16 @@ def measure_many(library, sparsity):
     sizes = resnet50.sizes()
     n = sum(size for size, _ in sizes)
     flat = contenders.gradients(n, "float32", _GRADIENTS.value)
-    found = {}
-    for name, which in {"1 tensor": [(n, False)], "161 tensors": sizes}.items():
-        for how in ("queued", "graph"):
-            made = contenders.Kernels(library, which, sparsity, "float32", flat)
-            warm_up(made.queued)
-            found[f"{name}, {how}"] = (
-                made.queued if how == "queued" else made.captured()
+    paths = {"floor": contenders.floor(n, 20)}
+    for name, tensors in {"1 tensor": [(n, False)], "161 tensors": sizes}.items():
+        for launch in ("queued", "graph"):
+            kernels = contenders.Kernels(library, tensors, sparsity, "float32", flat)
+            warm_up(kernels.queued)
+            paths[f"{name}, {launch}"] = (
+                kernels.queued if launch == "queued" else kernels.captured()
             )
-    times = take_turns({"floor": contenders.floor(n, 20), **found})
-    rows = rows_of(times, n, sparsity, "float32", 20)
+    times = time_paths(paths)
+    rows = create_rows(times, n, sparsity, "float32", 20)
     for row in rows:
         if row["path"].startswith("161"):
             one = times[row["path"].replace("161 tensors", "1 tensor")]
@@ -139,7 +139,7 @@ def measure_many(library, sparsity):
 
 
 def measure_methods(engine, n):
-    """Time the engine's methods on one tensor; return three rows of each."""
+    """Time the engine's methods on one tensor; return the rows of all."""
     from common import gpu_contenders as contenders
     from common import gpu_methods
 
@@ -158,16 +158,16 @@ def measure_methods(engine, n):
             "queued": queued.queued,
             "decode 8": decoding.queued,
         }
-        times = take_turns(paths)
+        times = time_paths(paths)
         for path in (queued, graph, decoding):
             path.check()
-        found = rows_of(times, n, None, "float32", num_bytes)
-        rows += [{**row, "path": f"{method}, {row['path']}"} for row in found]
+        method_rows = create_rows(times, n, None, "float32", num_bytes)
+        rows += [{**row, "path": f"{method}, {row['path']}"} for row in method_rows]
     return rows
 
 
 def warm_up(*paths):
-    """Load the kernels, before anything is captured, and let hints settle."""
+    """Load the kernels before graphs are captured, and let hints converge."""
     import torch
 
     for number in range(_WARM_UP.value):
@@ -176,8 +176,8 @@ def warm_up(*paths):
     torch.cuda.synchronize()
 
 
-def take_turns(paths):
-    """Time each path once per round, in an order that changes; return milliseconds."""
+def time_paths(paths):
+    """Time each path once per round, in random order; return milliseconds by name."""
     import torch
     from common import gpu_contenders as contenders
 
@@ -201,8 +201,8 @@ def take_turns(paths):
     }
 
 
-def rows_of(times, n, sparsity, dtype, num_bytes):
-    """Return the rows of one case, with ratios to the copy and to `torch top_k`."""
+def create_rows(times, n, sparsity, dtype, num_bytes):
+    """Return a row per path, with ratios to the copy and to `torch top_k`."""
     median = {name: statistics.median(t) for name, t in times.items()}
     top_k = median.get("torch top_k")
     rows = []
@@ -230,7 +230,7 @@ def rows_of(times, n, sparsity, dtype, num_bytes):
 
 
 def check_words(*steps):
-    """Say so if what was timed is not what a settled training does.
+    """Print a note if the last steps had no good hint, unlike steady training.
 
     Raises:
         RuntimeError: if a step did not happen.
@@ -245,7 +245,7 @@ def check_words(*steps):
 
 
 def origin(torch, path):
-    """Return what was measured on and with."""
+    """Return the card, versions and commit."""
     card = torch.cuda.get_device_properties(0)
     return {
         "card": card.name,
@@ -259,7 +259,7 @@ def origin(torch, path):
 
 
 def _torch():
-    """Return PyTorch, or end with one sentence if it or the GPU is missing."""
+    """Return PyTorch; exit with a message if it or the GPU is missing."""
     try:
         import torch
     except ImportError:

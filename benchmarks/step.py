@@ -6,7 +6,7 @@
     sudo python benchmarks/step.py --rate 1gbit --method float16,power_sgd --peers
     sudo python benchmarks/step.py --rate 100mbit --workers 4 --collective gtopk,auto
 
-Modes take turns within one run, so that all of them meet the same machine:
+Modes take step_runs within one run, so that all of them meet the same machine:
 
 none    as many processes side by side, which do not communicate: the goal
 dense   stock Keras SGD, all gradients by all-reduce
@@ -37,7 +37,7 @@ from common import (
     progress,
     reporting,
     signals,
-    turns,
+    step_runs,
 )
 from common.cluster import WorkerError
 
@@ -128,10 +128,10 @@ def main(_):
     )
     reporting.report(rows, COLUMNS, title, _JSON.value)
     if _PLOT.value:
-        from common import pictures
+        from common import step_picture
 
         limited = [row for row in rows if row["measured_mbit"]]
-        pictures.draw_steps(limited, _PLOT.value)
+        step_picture.draw_steps(limited, _PLOT.value)
 
 
 def measure(rate, modes):
@@ -151,12 +151,12 @@ def measure(rate, modes):
     fresh = _FRESH.value
     if fresh is None:
         gigabytes = _GIGABYTES[_MODEL.value] * (2 if _METHOD.value else 1)
-        fresh = turns.memory_is_short(gigabytes, _WORKERS.value, len(modes))
-    plan = turns.Plan(
+        fresh = step_runs.memory_is_short(gigabytes, _WORKERS.value, len(modes))
+    plan = step_runs.Plan(
         about, modes, _WORKERS.value, rate, _STEPS.value, _ROUNDS.value,
         _SECONDS.value, fresh, _TIMEOUT.value,
     )  # fmt: skip
-    results, measured_mbit = turns.measure(plan, _say)
+    results, measured_mbit = step_runs.measure(plan, _say)
     about.update(
         workers=plan.num_workers, rate=rate, measured_mbit=measured_mbit, fresh=fresh
     )

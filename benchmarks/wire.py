@@ -1,11 +1,11 @@
-"""How many bytes an entry costs on the wire, and what coding costs in time.
+"""Measures bytes per entry on the wire, and the time of encoding and decoding.
 
     python benchmarks/wire.py --json wire.json
 
-Encoding is of one payload, on one thread. Decoding is of eight, checks included, with
-the operation's code on all processors. The fused operation encodes within its own time,
-which is `compress`, of the same run. `sum` and `update` are decoding followed by a
-dense sum, or by a sparse update of the variables.
+`encode` is one payload on one thread; `decode` is eight payloads on all processors,
+with the operation's checks. `sum` is decoding followed by a dense sum, `update`
+decoding followed by a sparse update of the variables. `compress` is the fused operation
+in the same run, which includes encoding.
 """
 
 import ctypes
@@ -20,7 +20,7 @@ os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
 
 import numpy as np
 from absl import app, flags
-from common import kernels, paths, progress, reporting
+from common import compression_paths, kernels, progress, reporting
 
 from tf_dgc import native_library
 from tf_dgc.compressors import num_sent
@@ -38,7 +38,7 @@ PAYLOADS = 8
 
 _WIRE_SIZES = flags.DEFINE_list("n", ["1e6", "2.556e7"], "Entries of the tensor.")
 _WIRE_SPARSITIES = flags.DEFINE_list(
-    "sparsity", ["0.99", "0.999", "0.9999"], "Shares that are not sent."
+    "sparsity", ["0.99", "0.999", "0.9999"], "Shares of entries not sent."
 )
 _ROUNDS = flags.DEFINE_integer("rounds", 31, "Rounds.", lower_bound=3)
 _JSON = flags.DEFINE_string("json", None, "File to write the rows of the table to.")
@@ -57,8 +57,8 @@ COLUMNS = [
 ]
 
 
-def make_coding(library, n, k, value_dtype):
-    """Return the bytes of a payload, and what is timed, by its column."""
+def create_functions(library, n, k, value_dtype):
+    """Return the bytes of a payload, and the functions to time by their column."""
     rng = np.random.default_rng(0)
     positions = np.unique(rng.integers(0, n, int(1.2 * k) + 8).astype(np.int32))
     positions = np.sort(rng.permutation(positions)[:k])
@@ -82,7 +82,7 @@ def make_coding(library, n, k, value_dtype):
         workers = [kernels.pointer(buffers), kernels.length(PAYLOADS)]
         options = map(ctypes.c_int, (os.cpu_count(), sums, descends))
         if library.decode(*workers, *options, kernels.pointer(weights), *shape):
-            raise RuntimeError("the decoder refused what was encoded")
+            raise RuntimeError("the decoder rejected the encoded payload")
 
     functions = {
         "encode_ms": encode,
@@ -94,27 +94,27 @@ def make_coding(library, n, k, value_dtype):
 
 
 def measure(library, n, sparsity):
-    """Time all value types and the fused operation by turns; return rows."""
+    """Time all value types and the fused operation in turn; return rows."""
     k = num_sent(n, sparsity)
-    coding = {v: make_coding(library, n, k, v) for v in VALUE_TYPES}
-    times = max(1, 20_000_000 // n)
-    work = paths.Work(n, sparsity, threads=os.cpu_count())
-    step = paths.make(["native"], work, times)
-    timed = {("step", "ms"): step["native"]}
-    for value_dtype, (_, functions) in coding.items():
-        timed |= {(value_dtype, name): f for name, f in functions.items()}
-    found = {key: [] for key in timed}
+    codings = {v: create_functions(library, n, k, v) for v in VALUE_TYPES}
+    num_steps = max(1, 20_000_000 // n)
+    work = compression_paths.Work(n, sparsity, threads=os.cpu_count())
+    step = compression_paths.create_functions(["native"], work, num_steps)
+    functions = {("step", "ms"): step["native"]}
+    for value_dtype, (_, coding) in codings.items():
+        functions |= {(value_dtype, name): f for name, f in coding.items()}
+    times = {key: [] for key in functions}
     for round_ in range(_ROUNDS.value + 2):
-        for key, function in timed.items():
+        for key, function in functions.items():
             start = time.perf_counter()
             function()
-            if round_ > 1:  # the first ones trace and fill the residual
-                found[key].append(1000 * (time.perf_counter() - start))
-    medians = {key: statistics.median(t) for key, t in found.items()}
-    compress_ms = medians["step", "ms"] / times
+            if round_ > 1:  # earlier rounds trace and fill the residual
+                times[key].append(1000 * (time.perf_counter() - start))
+    medians = {key: statistics.median(t) for key, t in times.items()}
+    compress_ms = medians["step", "ms"] / num_steps
     rows = []
-    for value_dtype, (num_bytes, functions) in coding.items():
-        row = {name: medians[value_dtype, name] for name in functions}
+    for value_dtype, (num_bytes, coding) in codings.items():
+        row = {name: medians[value_dtype, name] for name in coding}
         coding_ms = row["encode_ms"] + row["decode_ms"]
         rows.append(
             {

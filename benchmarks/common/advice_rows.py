@@ -1,4 +1,4 @@
-"""What `advice.py` predicts and measures, and what the two say of each other."""
+"""Rows of `advice.py`: predictions, measurements and how well they agree."""
 
 import os
 import statistics
@@ -11,17 +11,17 @@ from tf_dgc.advice.timing import StepTiming
 from tf_dgc.collectives import RequestSize
 
 KEYS = ["model", "workers", "link", "method"]
-_NEAR = 1e-4  # seconds of a round trip between namespaces without a delay
-_SAME = 1.05
-_LEAST = 3  # steps that are measured at least
+_LOCAL_ROUND_TRIP = 1e-4  # seconds, between namespaces without a delay
+_EQUALLY_FAST = 1.05  # largest ratio of two steps that count as equally fast
+_MIN_PERIODS = 3
 
 
 class Link(NamedTuple):
-    """A link of workers.
+    """A link between workers.
 
     Attributes:
-        rate: as `tc` has it.
-        round_trip_ms: milliseconds of a round trip; 0 without a delay.
+        rate: rate in the notation of `tc`.
+        round_trip_ms: round trip in milliseconds; 0 without a delay.
     """
 
     rate: str
@@ -29,80 +29,85 @@ class Link(NamedTuple):
 
     @classmethod
     def of(cls, text):
-        """Return the link of "100mbit" or "100mbit+20ms"."""
+        """Parse a link such as "100mbit" or "100mbit+20ms"."""
         rate, _, trip = text.partition("+")
         return cls(rate, 1000 * advise.parse_seconds(trip) if trip else 0.0)
 
 
-def predict(settings, number, methods, seconds, timeout, links):
+def predict(settings, num_workers, methods, seconds, timeout, links):
     """Return a row per link and method.
 
     Args:
-        settings: of `advice_worker.py`.
-        number: of workers.
-        methods: names, or None for those that are compared by themselves.
-        seconds: to spend on timed steps.
-        timeout: seconds that a worker has to answer.
-        links: texts, as `Link.of` takes them.
+        settings: settings of `advice_worker.py`.
+        num_workers: number of workers.
+        methods: names of methods; None for those that the advice compares by default.
+        seconds: seconds to spend on timed steps.
+        timeout: seconds until a worker must have answered.
+        links: links as text; see `Link.of`.
     """
-    some = timing.find_candidates(methods or timing.DEFAULT)
-    with network.connect("loopback", number, 1) as net:
+    candidates = timing.find_candidates(methods or timing.DEFAULT)
+    with network.connect("loopback", num_workers, 1) as net:
         addresses = net.addresses(0)
         with Cluster(settings, addresses, net, timeout, "advice_worker.py") as cluster:
             cluster.wait()
-            names = [candidate.name for candidate in some]
+            names = [candidate.name for candidate in candidates]
             answers = cluster.ask(do="time", methods=names, seconds=seconds)
-    timed = [_together(candidate, answers) for candidate in some]
-    of_each = zip(*(answer["speeds"] for answer in answers), strict=True)
-    speeds = list(map(max, of_each))
-    found = {"model": settings["model"], "threads": settings["threads"]}
+    timings = [_combine_timings(candidate, answers) for candidate in candidates]
+    speeds_by_kind = zip(*(answer["speeds"] for answer in answers), strict=True)
+    speeds = list(map(max, speeds_by_kind))
+    setting = {"model": settings["model"], "threads": settings["threads"]}
     return [
-        {**found, **row} for link in links for row in _rows(timed, number, link, speeds)
+        {**setting, **row}
+        for link in links
+        for row in _predicted_rows(timings, num_workers, link, speeds)
     ]
 
 
-def _together(candidate, answers):
-    """Return what a step takes workers that wait for each other.
+def _combine_timings(candidate, answers):
+    """Return the timing of a step of workers that wait for each other.
 
-    The slowest counts; but what one way takes of another is the same on all, and what
-    differs there is noise.
+    The slowest worker's dense step counts. The ratio of a method to the dense step does
+    not depend on the worker, so its differences are noise and the median is used.
     """
     name = candidate.name
-    asked = [RequestSize(*each) for each in answers[0]["timed"][name]["asked"]]
+    requests = [RequestSize(*size) for size in answers[0]["timed"][name]["requests"]]
     slowest = max(answer["timed"][timing.DENSE]["seconds"] for answer in answers)
     ratio = statistics.median(
         answer["timed"][name]["seconds"] / answer["timed"][timing.DENSE]["seconds"]
         for answer in answers
     )
     merges = answers[0]["timed"][name]["merges"]
-    return StepTiming(candidate, ratio * slowest, lambda _: asked, merges)
+    return StepTiming(candidate, ratio * slowest, lambda _: requests, merges)
 
 
-def _rows(timed, number, text, speeds):
-    link = Link.of(text)
-    latency = link.round_trip_ms / 1000 or _NEAR
-    # Here all workers are on one machine, of which the two of `PER_BYTE` had two cores.
-    sharing = max(1.0, number / (os.cpu_count() or 1))
+def _predicted_rows(timings, num_workers, link_text, speeds):
+    link = Link.of(link_text)
+    latency = link.round_trip_ms / 1000 or _LOCAL_ROUND_TRIP
+    # All workers share this machine; `PER_BYTE` was measured with a core per worker.
+    sharing = max(1.0, num_workers / (os.cpu_count() or 1))
     rate = advise.parse_bits_per_second(link.rate)
     links = prediction.links_of(rate, latency, speeds, sharing)
-    some = [prediction.predict_step(t, number, links) for t in timed]
-    best = prediction.best_prediction(some)
+    predictions = [prediction.predict_step(t, num_workers, links) for t in timings]
+    best = prediction.best_prediction(predictions)
     return [
         {
-            "workers": number,
-            "link": text,
+            "workers": num_workers,
+            "link": link_text,
             "method": p.name,
             "exchange": p.collective,
             "predicted_ms": 1000 * p.seconds,
             "alone_ms": 1000 * p.timing.seconds,
             "advised": "*" if p is best else "",
         }
-        for p in some
+        for p in predictions
     ]
 
 
-class _Near(network.Namespaces):
-    """Namespaces that are given one rate after the other, and no delay."""
+class _LimitedNetwork(network.Namespaces):
+    """Namespaces whose rate changes from link to link, without a delay.
+
+    Has the interface of `distance.Distance`.
+    """
 
     def place(self, rate, round_trip_ms):
         del round_trip_ms
@@ -113,31 +118,36 @@ class _Near(network.Namespaces):
         self.unlimit()
 
 
-def measure(settings, number, predicted, done, seconds, timeout):
-    """Return the rows that were predicted, with what steps take.
+def measure(settings, num_workers, predicted, resumable_rows, seconds, timeout):
+    """Measure the steps that were predicted, and return their rows.
 
     Args:
-        settings: of `advice_worker.py`.
-        number: of workers.
+        settings: settings of `advice_worker.py`.
+        num_workers: number of workers.
         predicted: rows of one model and this number of workers.
-        done: a `ResumableRows`, whose rows are not measured again.
-        seconds: to spend on the steps of a method on a link.
-        timeout: seconds that a worker has to answer.
+        resumable_rows: a `ResumableRows`, whose rows are not measured again.
+        seconds: seconds to spend on the steps of a method on a link.
+        timeout: seconds until a worker must have answered.
     """
     rows = []
-    for far in (False, True):
-        there = {_key(row) for row in done.rows}
-        some = [r for r in predicted if bool(Link.of(r["link"]).round_trip_ms) == far]
-        missing = [row for row in some if _key(row) not in there]
+    for has_delay in (False, True):
+        measured_keys = {_key(row) for row in resumable_rows.rows}
+        group = [
+            row
+            for row in predicted
+            if bool(Link.of(row["link"]).round_trip_ms) == has_delay
+        ]
+        missing = [row for row in group if _key(row) not in measured_keys]
         if missing:
-            with distance.connect(number) if far else _near(number) as net:
+            with _connect(num_workers, has_delay) as net:
                 addresses = net.addresses(0)
-                asks = settings, addresses, net, timeout, "advice_worker.py"
-                with Cluster(*asks) as cluster:
+                with Cluster(
+                    settings, addresses, net, timeout, "advice_worker.py"
+                ) as cluster:
                     cluster.wait()
-                    _fill(cluster, net, missing, done, seconds)
-        wanted = {_key(row) for row in some}
-        rows += [row for row in done.rows if _key(row) in wanted]
+                    _measure_rows(cluster, net, missing, resumable_rows, seconds)
+        group_keys = {_key(row) for row in group}
+        rows += [row for row in resumable_rows.rows if _key(row) in group_keys]
     return rows
 
 
@@ -145,44 +155,49 @@ def _key(row, keys=KEYS):
     return tuple(row[k] for k in keys)
 
 
-def _near(number):
-    """Return the network of workers without a delay."""
+def _connect(num_workers, has_delay):
+    if has_delay:
+        return distance.connect(num_workers)
     if os.geteuid() != 0:
-        raise PermissionError("Links of a rate need root: run this with sudo.")
-    return _Near(None, number)
+        raise PermissionError("Links of limited rate need root: run this with sudo.")
+    return _LimitedNetwork(None, num_workers)
 
 
-def _fill(cluster, net, missing, done, seconds):
+def _measure_rows(cluster, net, missing, resumable_rows, seconds):
     links = dict.fromkeys(row["link"] for row in missing)
-    for text in progress.track(links, "links", str):
-        link = Link.of(text)
-        net.place(*link)
-        of_link = [row for row in missing if row["link"] == text]
-        for row in progress.track(of_link, "methods", lambda row: row["method"]):
-            asks = {"method": row["method"], "auto": row["exchange"] != "ring"}
-            done.row(
+    for link in progress.track(links, "links", str):
+        net.place(*Link.of(link))
+        link_rows = [row for row in missing if row["link"] == link]
+        for row in progress.track(link_rows, "methods", lambda row: row["method"]):
+            resumable_rows.row(
                 {k: row[k] for k in KEYS},
-                lambda _, asks=asks, text=text: _step(cluster, asks, text, seconds),
+                lambda _, row=row: _measure_step(cluster, row, seconds),
             )
         net.gather()
 
 
-def _step(cluster, asks, link, seconds):
-    """Return what a step takes: the median, over periods of local steps the mean."""
-    first = cluster.ask(do="steps", link=link, periods=1, **asks)  # traced by now
-    each = max(statistics.mean(answer["ms"]) for answer in first) / 1000
-    period = len(first[0]["ms"])
-    periods = max(_LEAST, min(100, int(seconds / (each * period))))
-    answers = cluster.ask(do="steps", link=link, periods=periods, **asks)
-    of_worker = []
+def _measure_step(cluster, row, seconds):
+    """Return a step's time: the median over periods of the mean within a period."""
+    request = {
+        "do": "steps",
+        "link": row["link"],
+        "method": row["method"],
+        "auto": row["exchange"] != "ring",
+    }
+    answers = cluster.ask(periods=1, **request)  # traces
+    step_seconds = max(statistics.mean(answer["ms"]) for answer in answers) / 1000
+    period = len(answers[0]["ms"])
+    periods = max(_MIN_PERIODS, min(100, int(seconds / (step_seconds * period))))
+    answers = cluster.ask(periods=periods, **request)
+    worker_ms = []
     for answer in answers:
         times = answer["ms"]
         starts = range(0, len(times), period)
-        of_worker.append(
+        worker_ms.append(
             statistics.median(statistics.mean(times[i : i + period]) for i in starts)
         )
     return {
-        "measured_ms": max(of_worker),
+        "measured_ms": max(worker_ms),
         "went_by": answers[0]["exchange"],
         "sent_bytes": answers[0]["sent_bytes"],
         "periods": periods,
@@ -190,20 +205,26 @@ def _step(cluster, asks, link, seconds):
 
 
 def compare(predicted, measured):
-    """Return the predictions that were measured, with errors and what was the best."""
-    found = {_key(row): row for row in measured}
+    """Return the predictions that were measured, with error and ratio to the best."""
+    measured_by_key = {_key(row): row for row in measured}
     rows = []
     for row in predicted:
-        if _key(row) in found:
-            hyperparameters = found[_key(row)]["measured_ms"]
-            error = row["predicted_ms"] / hyperparameters - 1
-            went_by = found[_key(row)].get("went_by")
-            more = {"measured_ms": hyperparameters, "error": error, "went_by": went_by}
-            rows.append({**row, **more})
+        if _key(row) not in measured_by_key:
+            continue
+        measured_row = measured_by_key[_key(row)]
+        measured_ms = measured_row["measured_ms"]
+        rows.append(
+            {
+                **row,
+                "measured_ms": measured_ms,
+                "error": row["predicted_ms"] / measured_ms - 1,
+                "went_by": measured_row.get("went_by"),
+            }
+        )
     best = {}
     for row in rows:
-        setting, hyperparameters = _key(row, KEYS[:3]), row["measured_ms"]
-        best[setting] = min(hyperparameters, best.get(setting, hyperparameters))
+        setting, measured_ms = _key(row, KEYS[:3]), row["measured_ms"]
+        best[setting] = min(measured_ms, best.get(setting, measured_ms))
     return [
         {**row, "of_best": row["measured_ms"] / best[_key(row, KEYS[:3])]}
         for row in rows
@@ -211,56 +232,59 @@ def compare(predicted, measured):
 
 
 def group_by_setting(rows):
-    """Return a row per setting: each method's prediction beside what it took.
+    """Return a row per setting with "predicted / measured" of each method.
+
+    The best measured step is bold; a star marks the advised method.
 
     Args:
-        rows: rows of `compare`. The best measured is bold, a star marks the advised.
+        rows: rows of `compare`.
     """
-    found = {}
+    grouped = {}
     for row in rows:
-        about = {k: row[k] for k in KEYS[:3]}
+        setting = {k: row[k] for k in KEYS[:3]}
         text = f"{row['predicted_ms']:,.0f} / {row['measured_ms']:,.0f}"
         text = f"**{text}**" if row["of_best"] == 1 else text
-        entry = found.setdefault(_key(row, KEYS[:3]), about)
+        entry = grouped.setdefault(_key(row, KEYS[:3]), setting)
         entry[row["method"]] = text + (" *" if row["advised"] else "")
-    return list(found.values())
+    return list(grouped.values())
 
 
 def summarize(rows):
-    """Return sentences about rows that `compare` returned."""
-    off = [abs(row["error"]) for row in rows]
-    chosen = [row for row in rows if row["advised"]]
-    good = [row for row in chosen if row["of_best"] <= _SAME]
-    dense = [row for row in chosen if row["method"] == timing.DENSE]
-    fast = [
-        row for row in rows if row["method"] == timing.DENSE and row["of_best"] <= _SAME
+    """Return a summary of rows of `compare` as sentences."""
+    errors = [abs(row["error"]) for row in rows]
+    advised = [row for row in rows if row["advised"]]
+    good = [row for row in advised if row["of_best"] <= _EQUALLY_FAST]
+    advised_dense = [row for row in advised if row["method"] == timing.DENSE]
+    fast_dense = [
+        row
+        for row in rows
+        if row["method"] == timing.DENSE and row["of_best"] <= _EQUALLY_FAST
     ]
     other = [row for row in rows if row["went_by"] not in (None, row["exchange"])]
     return (
-        f"{len(chosen)} configurations, {len(rows)} steps: off by "
-        f"{statistics.median(off):.0%} in the median, {max(off):.0%} at worst. What "
-        "was advised is within 5 % of the best measured in "
-        f"{len(good)} of {len(chosen)}, {max(row['of_best'] for row in chosen):.2f} of "
-        f"it at worst; in {len(dense)} it was not to compress, and dense was within 5 "
-        f"% of the best in {len(fast)}. {len(other)} steps went by another exchange "
-        "than was predicted, or overlapped."
+        f"{len(advised)} configurations, {len(rows)} steps: off by "
+        f"{statistics.median(errors):.0%} in the median, {max(errors):.0%} at worst. "
+        "The advised method is within 5 % of the best measured in "
+        f"{len(good)} of {len(advised)}, {max(row['of_best'] for row in advised):.2f} "
+        f"of it at worst; in {len(advised_dense)} it was not to compress, and dense "
+        f"was within 5 % of the best in {len(fast_dense)}. {len(other)} steps went by "
+        "another exchange than was predicted, or overlapped."
     )
 
 
 def describe_sources(path, predicted, measured):
-    """Return where predictions come from, and which package each was made by.
+    """Return a sentence with the file and the commits of predictions and measurements.
 
     Args:
         path: file of the predictions.
-        predicted: rows of it.
+        predicted: rows of the file.
         measured: rows that were measured.
     """
-
-    def commits(rows):
-        found = dict.fromkeys(str(row.get("commit"))[:12] for row in rows)
-        return ", ".join(found)
-
     return (
-        f"Predictions are those of {path}, made at commit {commits(predicted)}; "
-        f"measured at {commits(measured)}."
+        f"Predictions are those of {path}, made at commit {_commits(predicted)}; "
+        f"measured at {_commits(measured)}."
     )
+
+
+def _commits(rows):
+    return ", ".join(dict.fromkeys(str(row.get("commit"))[:12] for row in rows))

@@ -4,11 +4,11 @@ from tf_dgc import collectives
 from tf_dgc.collectives import RequestSize, cost_model
 
 METHODS = ["float16", "scale_com"]
-"""Of steps that sum around the ring: everything, or what one worker chooses."""
+"""Methods that sum around the ring: all entries, or those that one worker chooses."""
 
 
 def create_algorithm(name, num_workers):
-    """Return an exchange: `star N` has N servers, `star all` as many as workers."""
+    """Create an algorithm; `star N` has N servers, `star all` one per worker."""
     if name.startswith("star "):
         shards = name.removeprefix("star ")
         return collectives.Star(num_workers if shards == "all" else int(shards))
@@ -16,27 +16,30 @@ def create_algorithm(name, num_workers):
 
 
 def drops_entries(name, num_workers):
-    """Return whether an exchange merges entries on the way."""
+    """Whether an algorithm merges entries on the way."""
     return create_algorithm(name, num_workers).drops_entries
 
 
 def cost_of_step(name, stated, num_bytes, num_workers):
-    """Return what the exchange of a step costs, in which entries are sent.
+    """Return the cost of the collective of a step that sends entries.
 
     Args:
-        name: of the exchange, of `METHODS`, or "auto".
-        stated: what the optimizer says that it goes by.
+        name: name of an algorithm, of `METHODS`, or "auto".
+        stated: algorithm that the optimizer's stats report.
         num_bytes: bytes that a worker hands over.
         num_workers: number of workers, N.
     """
-    *dense, exchange = stated.split(", ")
-    if name != "auto":
-        dense, exchange = name in METHODS, "ring" if name in METHODS else name
-    elif exchange == "star":  # the one of which it chooses
-        exchange = "star all"
-    request_size = RequestSize("sum" if dense else "entries", num_bytes)
+    if name == "auto":
+        *prefix, algorithm = stated.split(", ")
+        is_sum = bool(prefix)
+        if algorithm == "star":  # "auto" chooses among stars with all workers
+            algorithm = "star all"
+    else:
+        is_sum = name in METHODS
+        algorithm = "ring" if is_sum else name
+    request_size = RequestSize("sum" if is_sum else "entries", num_bytes)
     return cost_model.request_cost(
-        create_algorithm(exchange, num_workers), request_size, num_workers
+        create_algorithm(algorithm, num_workers), request_size, num_workers
     )
 
 
@@ -46,7 +49,7 @@ def overlapped(algorithm, overlap):
     Args:
         algorithm: a collective algorithm, or its name.
         overlap: False for steps that never overlap, None for the algorithm's default,
-            True for steps that do, or the seconds that a backward pass takes.
+            True for overlapping steps, or the seconds of a backward pass.
     """
     if overlap is None:
         return algorithm

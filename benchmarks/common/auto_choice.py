@@ -1,4 +1,4 @@
-"""What `collective="auto"` would choose among exchanges that were measured."""
+"""Compares the choice of `collective="auto"` with the fastest measured algorithm."""
 
 from common.algorithms import METHODS, create_algorithm
 from tf_dgc.collectives import Auto, LinkSpeeds
@@ -18,80 +18,76 @@ COLUMNS = [
 
 
 def compare_choices(rows):
-    """Return what `collective="auto"` would choose in each case, beside the fastest.
+    """Return a row per case with the choice of `collective="auto"` and the fastest.
 
-    Of its candidates that were measured, the one by which the model goes; a
-    gather that is not merged is behind by what the decoding of its buffers takes, on
-    both sides of the comparison. Of whole steps it is what `auto` took itself.
+    The choice is the measured candidate that the cost model predicts to be the fastest.
+    Predicted and measured times include the decoding of gathered buffers. For whole
+    steps the choice is the step that `auto` took.
     """
     cases, steps = {}, {}
     for row in rows:
-        if row["kind"] == "step":
-            steps.setdefault((row["workers"], row["asked"]), []).append(row)
-            continue
-        case = row["workers"], row["kind"], row["payload"]
-        if repr(create_algorithm(row["exchange"], row["workers"])) in _candidates(
-            *case[:2]
-        ):
-            cases.setdefault(case, []).append(row)
-    found = [_choice(measured) for measured in cases.values()]
-    return found + [_choice_of_steps(measured) for measured in steps.values()]
+        workers, kind = row["workers"], row["kind"]
+        if kind == "step":
+            steps.setdefault((workers, row["asked"]), []).append(row)
+        elif _algorithm(row) in _candidates(workers, kind):
+            cases.setdefault((workers, kind, row["payload"]), []).append(row)
+    choices = [_choose(measured) for measured in cases.values()]
+    return choices + [_compare_steps(measured) for measured in steps.values()]
 
 
-def _choice_of_steps(measured):
-    """Return what `auto` took for its steps, beside the fastest of its candidates."""
+def _compare_steps(measured):
+    """Compare the step of `auto` with the fastest step of its candidates."""
     (auto,) = [row for row in measured if row["exchange"] == "auto"]
-    number = auto["workers"]
-    known = _candidates(number, "entries")
-    others = [row for row in measured if row["exchange"] == "float16"]
-    for row in measured:
-        if row["exchange"] not in {"auto", *METHODS}:
-            others += (
-                [row]
-                if repr(create_algorithm(row["exchange"], number)) in known
-                else []
-            )
+    candidates = _candidates(auto["workers"], "entries")
+    others = [
+        row
+        for row in measured
+        if row["exchange"] == "float16"
+        or (row["exchange"] not in {"auto", *METHODS} and _algorithm(row) in candidates)
+    ]
     best = min(others, key=lambda row: row["median_ms"])
-    return _comparison(auto, auto["stated"], best)
+    return _compare(auto, auto["stated"], best)
 
 
-def _candidates(number, kind):
-    return [repr(e) for e in Auto().candidates(number, merges=kind == "entries")]
+def _algorithm(row):
+    """Return the representation of a row's algorithm, which identifies it."""
+    return repr(create_algorithm(row["exchange"], row["workers"]))
 
 
-def _choice(measured):
+def _candidates(num_workers, kind):
+    merges = kind == "entries"
+    return [repr(a) for a in Auto().candidates(num_workers, merges=merges)]
+
+
+def _choose(measured):
     candidates = _candidates(measured[0]["workers"], measured[0]["kind"])
-    known = {
-        repr(create_algorithm(row["exchange"], row["workers"])): row for row in measured
-    }
-    ordered = [known[way] for way in candidates if way in known]
+    rows = {_algorithm(row): row for row in measured}
+    ordered = [rows[algorithm] for algorithm in candidates if algorithm in rows]
     predicted = [row["model_ms"] + _decoding_ms(row) for row in ordered]
-    chosen = ordered[first_of_the_fastest(predicted)]
+    choice = ordered[first_of_the_fastest(predicted)]
     best = min(measured, key=lambda row: row["median_ms"] + _decoding_ms(row))
-    return _comparison(chosen, chosen["exchange"], best)
+    return _compare(choice, choice["exchange"], best)
 
 
-def _comparison(chosen, name, best):
-    mine, least = (row["median_ms"] + _decoding_ms(row) for row in (chosen, best))
-    spread = best["p90_ms"] + _decoding_ms(best)
+def _compare(choice, name, best):
+    choice_ms = choice["median_ms"] + _decoding_ms(choice)
+    best_ms = best["median_ms"] + _decoding_ms(best)
+    best_p90_ms = best["p90_ms"] + _decoding_ms(best)
     return {
-        **{key: chosen[key] for key in ("workers", "kind", "payload")},
+        **{key: choice[key] for key in ("workers", "kind", "payload")},
         "chosen": name,
-        "median_ms": mine,
+        "median_ms": choice_ms,
         "best": best["exchange"],
-        "best_ms": least,
-        "ratio": mine / least,
-        "within": "yes" if mine <= max(1.15 * least, spread) else "no",
+        "best_ms": best_ms,
+        "ratio": choice_ms / best_ms,
+        "within": "yes" if choice_ms <= max(1.15 * best_ms, best_p90_ms) else "no",
     }
 
 
 def _decoding_ms(row):
-    """Return what decoding takes behind a gather of entries, as the model has it."""
+    """Return the time that the cost model has for decoding gathered entries."""
     if row["kind"] != "entries":
         return 0.0
-    buffers = (
-        1
-        if create_algorithm(row["exchange"], row["workers"]).drops_entries
-        else row["workers"]
-    )
+    algorithm = create_algorithm(row["exchange"], row["workers"])
+    buffers = 1 if algorithm.drops_entries else row["workers"]
     return 1000 * buffers * row["payload"] * LinkSpeeds(*row["links"]).decoding

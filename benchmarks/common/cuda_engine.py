@@ -1,7 +1,7 @@
-"""The engine's CUDA kernels through ctypes, as `cuda_library.py` has those of DGC.
+"""The engine's CUDA kernels through ctypes; `cuda_library.py` has those of DGC.
 
-The same calls run them on the emulated device, and the CPU's engine (`Cpu`), which
-takes tensors in the same form.
+The same calls run on a GPU and on the emulated device. `Cpu` is the CPU's engine, which
+takes the same structures.
 """
 
 import ctypes
@@ -56,44 +56,45 @@ def tensors(descriptions):
     `method` is a text and `parameters` a list; a tensor is gathered unless it has a
     `vector`.
     """
-    made = []
+    structures = []
     for description in descriptions:
-        given = {"vector": -1, "columns": 1, **description}
-        parameters = given.pop("parameters", [])
-        given["method"] = given["method"].encode()
-        given["parameters"] = (ctypes.c_float * len(parameters))(*parameters)
-        made.append(Tensor(num_parameters=len(parameters), **given))
-    array = (Tensor * len(made))(*made)
-    array.kept = made  # what its pointers are to
+        fields = {"vector": -1, "columns": 1, **description}
+        parameters = fields.pop("parameters", [])
+        fields["method"] = fields["method"].encode()
+        fields["parameters"] = (ctypes.c_float * len(parameters))(*parameters)
+        structures.append(Tensor(num_parameters=len(parameters), **fields))
+    array = (Tensor * len(structures))(*structures)
+    array.structures = structures  # own the memory that the array points to
     return array
 
 
 def vectors(pairs):
     """Return a C array of vectors from pairs of an address and a type."""
-    return (Vector * len(pairs))(*(Vector(data, kind) for data, kind in pairs))
+    return (Vector * len(pairs))(*(Vector(data, dtype) for data, dtype in pairs))
 
 
 class Engine:
-    """The functions of api.h. Arguments that are on the device are addresses."""
+    """The functions of api.h. Arguments on the device are addresses."""
 
     def __init__(self, path):
-        self._c = ctypes.CDLL(str(path))
-        self._methods = declare(self._c, "tf_dgc_cuda_engine_methods", _TEXT)
-        size = declare(self._c, "tf_dgc_cuda_encode_workspace", _I64, _POINTER, _I32)
-        self._encode_workspace = size
-        self._words = declare(self._c, "tf_dgc_cuda_engine_words", _I64, _POINTER, _I32)
+        library = ctypes.CDLL(str(path))
+        self._methods = declare(library, "tf_dgc_cuda_engine_methods", _TEXT)
+        self._encode_workspace = declare(
+            library, "tf_dgc_cuda_encode_workspace", _I64, _POINTER, _I32
+        )
+        self._words = declare(library, "tf_dgc_cuda_engine_words", _I64, _POINTER, _I32)
         self._numbers = declare(
-            self._c, "tf_dgc_cuda_engine_numbers", _I64, _POINTER, _I32, _I32
+            library, "tf_dgc_cuda_engine_numbers", _I64, _POINTER, _I32, _I32
         )
         self._sum_workspace = declare(
-            self._c, "tf_dgc_cuda_sum_workspace", _I64, _POINTER, _I32, _I32
+            library, "tf_dgc_cuda_sum_workspace", _I64, _POINTER, _I32, _I32
         )
         self._encode = declare(
-            *(self._c, "tf_dgc_cuda_encode", _TEXT, _POINTER, _POINTER, _I32),
+            *(library, "tf_dgc_cuda_encode", _TEXT, _POINTER, _POINTER, _I32),
             *(_POINTER, _POINTER, _POINTER, _POINTER, _I32, *[_POINTER] * 3),
         )
         self._sum = declare(
-            *(self._c, "tf_dgc_cuda_sum", _TEXT, _POINTER, _POINTER, _I32, _U32),
+            *(library, "tf_dgc_cuda_sum", _TEXT, _POINTER, _POINTER, _I32, _U32),
             *(_POINTER, _I32, _I64, _POINTER, _I32, *[_POINTER] * 5),
         )
 
@@ -102,19 +103,19 @@ class Engine:
         return self._methods().decode().splitlines()
 
     def words(self, tensors):
-        """Return how many words a step's buffer has; negative: impossible."""
+        """Return the number of words of a step's buffer; negative if impossible."""
         return self._words(tensors, len(tensors))
 
     def numbers(self, tensors, vector):
-        """Return how many numbers a vector has; negative: impossible."""
+        """Return the number of entries of a vector; negative if impossible."""
         return self._numbers(tensors, len(tensors), vector)
 
     def encode_workspace(self, tensors):
-        """Return the bytes of device memory that a step needs; negative: impossible."""
+        """Return the bytes of device memory of a step; negative if impossible."""
         return self._encode_workspace(tensors, len(tensors))
 
     def sum_workspace(self, tensors, num_workers):
-        """Return the bytes that decoding needs; negative: impossible."""
+        """Return the bytes of device memory of decoding; negative if impossible."""
         return self._sum_workspace(tensors, len(tensors), num_workers)
 
     def encode(
@@ -132,11 +133,13 @@ class Engine:
         """Queue a step on a stream.
 
         Raises:
-            ValueError: with what the library says.
+            ValueError: with the library's message.
         """
-        start = (stream, tensors, len(tensors), ctypes.byref(coding), scales, iteration)
-        rest = (vectors, len(vectors), workspace, words, all_taken)
-        check(self._encode(*start, *rest))
+        error = self._encode(
+            stream, tensors, len(tensors), ctypes.byref(coding), scales, iteration,
+            vectors, len(vectors), workspace, words, all_taken,
+        )  # fmt: skip
+        check(error)
 
     def sum(
         self,
@@ -156,15 +159,17 @@ class Engine:
         """Queue a decoding; `targets` is a list of addresses, `rate` one, or None.
 
         Raises:
-            ValueError: with what the library says.
+            ValueError: with the library's message.
         """
-        start = (stream, tensors, len(tensors), fingerprint, buffers, num_workers)
-        middle = (num_words, vectors, len(vectors), addresses(targets), rate)
-        check(self._sum(*start, *middle, finite, workspace, status))
+        error = self._sum(
+            stream, tensors, len(tensors), fingerprint, buffers, num_workers, num_words,
+            vectors, len(vectors), addresses(targets), rate, finite, workspace, status,
+        )  # fmt: skip
+        check(error)
 
 
 class Cpu:
-    """The CPU's engine without TensorFlow; on host addresses."""
+    """The CPU's engine without TensorFlow, on host addresses."""
 
     def __init__(self, path):
         library = ctypes.CDLL(str(path))
@@ -174,22 +179,15 @@ class Cpu:
         )
         self._sum = declare(
             *(library, "tf_dgc_cpu_sum", _I32, _POINTER, _I32, _U32, _POINTER, _I32),
-            *(
-                _I64,
-                _POINTER,
-                _I32,
-                _POINTER,
-                _POINTER,
-                _POINTER,
-                ctypes.c_char_p,
-                _I32,
-            ),
+            *(_I64, _POINTER, _I32, *[_POINTER] * 3, ctypes.c_char_p, _I32),
         )
 
     def encode(self, tensors, coding, scales, iteration, vectors, words):
-        """Do the step at once."""
-        start = (tensors, len(tensors), ctypes.byref(coding), scales, iteration)
-        self._encode(*start, vectors, len(vectors), words)
+        """Run a step."""
+        self._encode(
+            tensors, len(tensors), ctypes.byref(coding), scales, iteration,
+            vectors, len(vectors), words,
+        )  # fmt: skip
 
     def sum(
         self,
@@ -203,9 +201,11 @@ class Cpu:
         rate,
         finite,
     ):
-        """Decode at once; return the number of non-finite workers and what is wrong."""
-        text = ctypes.create_string_buffer(200)
-        start = (tensors, len(tensors), fingerprint, buffers, num_workers, num_words)
-        middle = (vectors, len(vectors), addresses(targets), rate, finite)
-        nonfinite = self._sum(*start, *middle, text, len(text))
-        return nonfinite, text.value.decode()
+        """Decode; return the number of non-finite workers, and an error message."""
+        message = ctypes.create_string_buffer(200)
+        nonfinite = self._sum(
+            tensors, len(tensors), fingerprint, buffers, num_workers, num_words,
+            vectors, len(vectors), addresses(targets), rate, finite,
+            message, len(message),
+        )  # fmt: skip
+        return nonfinite, message.value.decode()

@@ -1,8 +1,8 @@
-"""The CUDA kernels through ctypes: the interface of `custom_ops/cuda/api.h`.
+"""DGC's CUDA kernels through ctypes: the interface of `custom_ops/cuda/api.h`.
 
-For `tests/gpu` and `gpu_compress.py`; needs neither TensorFlow nor a GPU by itself. The
-same calls run the kernels on the emulated device, where device memory is the host's,
-and the CPU operations (`Cpu`), which take tensors in the same form.
+For `tests/gpu` and `gpu_compress.py`; needs neither TensorFlow nor, by itself, a GPU.
+The same calls run on a GPU and on the emulated device, whose memory is the host's.
+`Cpu` has the CPU operations, which take the same structures.
 """
 
 import ctypes
@@ -63,7 +63,7 @@ class Settings(ctypes.Structure):
 def tensors(descriptions):
     """Return a C array of tensors from dictionaries of the fields of `Tensor`.
 
-    Without `largest`, what is sent of an entry is not bounded.
+    Without `largest` the values that are sent are not bounded.
     """
     unbounded = {"largest": math.inf}
     return (Tensor * len(descriptions))(
@@ -72,11 +72,11 @@ def tensors(descriptions):
 
 
 def build(kind):
-    """Make the library of a kind if it is missing or old, and return its path.
+    """Build a library of `NAMES` if it is missing or stale, and return its path.
 
     Raises:
         FileNotFoundError: if there is neither the library nor a compiler for it.
-        RuntimeError: with the end of what the compiler said.
+        RuntimeError: with the end of the compiler's output.
     """
     path = SOURCE / "build" / NAMES[kind]
     compiler = os.environ.get("NVCC", "nvcc") if kind == "cuda" else "g++"
@@ -95,39 +95,40 @@ def build(kind):
 
 
 class Library:
-    """The functions of api.h. Arguments that are on the device are addresses."""
+    """The functions of api.h. Arguments on the device are addresses."""
 
     def __init__(self, path):
-        c = ctypes.CDLL(str(path))
-        self._words = declare(c, "tf_dgc_cuda_words", _I64, _POINTER, _I32)
+        library = ctypes.CDLL(str(path))
+        self._words = declare(library, "tf_dgc_cuda_words", _I64, _POINTER, _I32)
         self._compress_workspace = declare(
-            c, "tf_dgc_cuda_compress_workspace", _I64, _POINTER, _I32
+            library, "tf_dgc_cuda_compress_workspace", _I64, _POINTER, _I32
         )
         self._decode_workspace = declare(
-            c, "tf_dgc_cuda_decode_workspace", _I64, _POINTER, _I32, _I32
+            library, "tf_dgc_cuda_decode_workspace", _I64, _POINTER, _I32, _I32
         )
         self._describe = declare(
-            c, "tf_dgc_cuda_describe", None, ctypes.c_uint64, ctypes.c_char_p, _I32
+            *(library, "tf_dgc_cuda_describe", None),
+            *(ctypes.c_uint64, ctypes.c_char_p, _I32),
         )
         self._compress = declare(
-            *(c, "tf_dgc_cuda_compress", _TEXT, _POINTER, _POINTER, _I32),
+            *(library, "tf_dgc_cuda_compress", _TEXT, _POINTER, _POINTER, _I32),
             *[_POINTER] * 6,
         )
         self._decode = declare(
-            *(c, "tf_dgc_cuda_decode", _TEXT, _POINTER, _POINTER, _I32, _U32),
+            *(library, "tf_dgc_cuda_decode", _TEXT, _POINTER, _POINTER, _I32, _U32),
             *(_POINTER, _I32, _I64, *[_POINTER] * 4),
         )
 
     def words(self, tensors):
-        """Return how many words a step's buffer has; negative: impossible."""
+        """Return the number of words of a step's buffer; negative if impossible."""
         return self._words(tensors, len(tensors))
 
     def compress_workspace(self, tensors):
-        """Return the bytes of device memory that a step needs; negative: impossible."""
+        """Return the bytes of device memory of a step; negative if impossible."""
         return self._compress_workspace(tensors, len(tensors))
 
     def decode_workspace(self, tensors, num_workers):
-        """Return the bytes that decoding needs; negative: impossible."""
+        """Return the bytes of device memory of decoding; negative if impossible."""
         return self._decode_workspace(tensors, len(tensors), num_workers)
 
     def compress(
@@ -136,10 +137,13 @@ class Library:
         """Queue a step on a stream.
 
         Raises:
-            ValueError: with what the library says.
+            ValueError: with the library's message.
         """
-        start = (stream, tensors, len(tensors), ctypes.byref(settings))
-        check(self._compress(*start, scales, offsets, hints, workspace, words))
+        error = self._compress(
+            stream, tensors, len(tensors), ctypes.byref(settings),
+            scales, offsets, hints, workspace, words,
+        )  # fmt: skip
+        check(error)
 
     def decode(
         self,
@@ -157,51 +161,57 @@ class Library:
         """Queue a decoding; `targets` is a list of addresses, `rate` one, or None.
 
         Raises:
-            ValueError: with what the library says.
+            ValueError: with the library's message.
         """
-        start = (stream, tensors, len(tensors), fingerprint, buffers, num_workers)
-        rest = (num_words, addresses(targets), rate, workspace, status)
-        check(self._decode(*start, *rest))
+        error = self._decode(
+            stream, tensors, len(tensors), fingerprint, buffers, num_workers,
+            num_words, addresses(targets), rate, workspace, status,
+        )  # fmt: skip
+        check(error)
 
     def describe(self, error, size=200):
-        """Return what a status's error means."""
-        text = ctypes.create_string_buffer(size)
-        self._describe(error, text, size)
-        return text.value.decode()
+        """Return the message of a status's error."""
+        message = ctypes.create_string_buffer(size)
+        self._describe(error, message, size)
+        return message.value.decode()
 
 
 class Cpu:
-    """The CPU operations (`custom_ops/cpu`) without TensorFlow; on host addresses."""
+    """The CPU operations (`custom_ops/cpu`) without TensorFlow, on host addresses."""
 
     def __init__(self, path):
-        c = ctypes.CDLL(str(path))
+        library = ctypes.CDLL(str(path))
         self._compress = declare(
-            c, "tf_dgc_cpu_compress", None, _POINTER, _I32, *[_POINTER] * 4
+            library, "tf_dgc_cpu_compress", None, _POINTER, _I32, *[_POINTER] * 4
         )
         self._decode = declare(
-            *(c, "tf_dgc_cpu_decode", _I32, _POINTER, _I32, _U32, _POINTER, _I32),
-            *(_I64, _POINTER, _POINTER, ctypes.c_char_p, _I32),
+            *(library, "tf_dgc_cpu_decode", _I32, _POINTER, _I32, _U32, _POINTER),
+            *(_I32, _I64, _POINTER, _POINTER, ctypes.c_char_p, _I32),
         )
 
     def compress(self, tensors, settings, scales, offsets, words):
-        """Do the step at once."""
-        start = (tensors, len(tensors), ctypes.byref(settings))
-        self._compress(*start, scales, offsets, words)
+        """Run a step."""
+        self._compress(
+            tensors, len(tensors), ctypes.byref(settings), scales, offsets, words
+        )
 
     def decode(
         self, tensors, fingerprint, buffers, num_workers, num_words, targets, rate
     ):
-        """Decode at once; return the number of non-finite workers and what is wrong."""
-        text = ctypes.create_string_buffer(200)
-        start = (tensors, len(tensors), fingerprint, buffers, num_workers, num_words)
-        nonfinite = self._decode(*start, addresses(targets), rate, text, len(text))
-        return nonfinite, text.value.decode()
+        """Decode; return the number of non-finite workers, and an error message."""
+        message = ctypes.create_string_buffer(200)
+        nonfinite = self._decode(
+            tensors, len(tensors), fingerprint, buffers, num_workers, num_words,
+            addresses(targets), rate, message, len(message),
+        )  # fmt: skip
+        return nonfinite, message.value.decode()
 
 
 def declare(library, name, result, *arguments):
     """Return a function of a library, with the types of its result and arguments."""
     function = library[name]
-    function.restype, function.argtypes = result, arguments
+    function.restype = result
+    function.argtypes = arguments
     return function
 
 
@@ -210,7 +220,7 @@ def addresses(pointers):
     return (_POINTER * len(pointers))(*pointers)
 
 
-def check(wrong):
-    """Raise a ValueError with what a function says is wrong, if anything is."""
-    if wrong is not None:
-        raise ValueError(wrong.decode())
+def check(error):
+    """Raise a ValueError with a function's error message, unless it is None."""
+    if error is not None:
+        raise ValueError(error.decode())

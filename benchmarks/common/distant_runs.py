@@ -1,4 +1,4 @@
-"""Runs of `distant.py`: modes on links of a rate and a delay, and what they say."""
+"""Runs of `distant.py`: modes on links with a rate and a delay, and their rows."""
 
 import dataclasses
 import statistics
@@ -15,18 +15,18 @@ KEYS = [
 
 @dataclasses.dataclass(frozen=True)
 class Plan:
-    """What to measure.
+    """Settings of the benchmark.
 
     Attributes:
         model: one of `models.MODELS`.
-        num_workers: of every mode.
-        modes: of `presets.MODES`.
-        period: steps from one exchange to the next, for those of local steps.
-        step_seconds: that a step without an exchange takes at least.
-        links: pairs of a rate and milliseconds of a round trip.
-        seconds: for a mode on a link; a round is measured at least.
+        num_workers: number of workers of every mode.
+        modes: names of `presets.MODES`.
+        period: steps from one exchange to the next, for modes with local steps.
+        step_seconds: least duration of a step without an exchange.
+        links: pairs of a rate and a round trip in milliseconds.
+        seconds: seconds for a mode on a link, which takes at least one round.
         threads: intra-op threads of a worker.
-        timeout: seconds until a worker has to have answered.
+        timeout: seconds until a worker must have answered.
     """
 
     model: str
@@ -40,11 +40,11 @@ class Plan:
     timeout: float
 
     def period_of(self, mode):
-        """Return from how many steps one exchange follows."""
+        """Return the number of steps from one exchange of a mode to the next."""
         return self.period if mode in presets.LOCAL else 1
 
     def key(self, mode, link):
-        """Return what tells one row from another."""
+        """Return the key of a row; see `ResumableRows`."""
         values = (
             *(self.model, self.num_workers, mode, self.period_of(mode)),
             *(self.step_seconds, self.threads, *link),
@@ -52,38 +52,41 @@ class Plan:
         return dict(zip(KEYS, values, strict=True))
 
 
-def measure(plan, done):
-    """Return a row for each link and mode, those of a link together.
+def measure(plan, resumable_rows):
+    """Return a row per mode of each link, ordered by link.
 
     Args:
         plan: a `Plan`.
-        done: a `ResumableRows`, whose rows are not measured again.
+        resumable_rows: a `ResumableRows`, whose rows are not measured again.
     """
     rows = {}
     with distance.connect(plan.num_workers) as net:
-        for number, mode in enumerate(progress.track(plan.modes, "modes", str)):
-            with _Mode(plan, net, number, mode) as workers:
-                for link in progress.track(plan.links, "links", _named):
-                    rows[link, mode] = done.row(
+        for index, mode in enumerate(progress.track(plan.modes, "modes", str)):
+            with _ModeRun(plan, net, index, mode) as run:
+                for link in progress.track(plan.links, "links", _label):
+                    rows[link, mode] = resumable_rows.row(
                         plan.key(mode, link),
-                        lambda _, link=link, w=workers: w.row(link),
+                        lambda _, link=link, run=run: run.measure(link),
                     )
     return [rows[link, mode] for link in plan.links for mode in plan.modes]
 
 
-def _named(link):
+def _label(link):
     rate, delay = link
     return f"{rate}, {delay:g} ms"
 
 
-class _Mode:
-    """The workers of a mode, which start when they have something to do."""
+class _ModeRun:
+    """Workers of a mode, started with the first measurement."""
 
-    def __init__(self, plan, net, number, mode):
-        self._plan, self._net, self._mode = plan, net, mode
-        self._addresses = net.addresses(number)
+    def __init__(self, plan, net, index, mode):
+        self._plan = plan
+        self._net = net
+        self._mode = mode
+        self._addresses = net.addresses(index)
         self._period = plan.period_of(mode)
-        self._workers = self._about = None
+        self._workers = None
+        self._model_info = None
 
     def __enter__(self):
         return self
@@ -93,45 +96,58 @@ class _Mode:
             self._workers.__exit__()
 
     def _start(self):
-        plan = self._plan
-        settings = {"mode": self._mode, "model": plan.model, "threads": plan.threads}
-        settings["period"] = self._period
-        where = self._addresses, self._net, plan.timeout
-        self._net.gather()  # workers that start send each other whole models
-        self._workers = Cluster(settings, *where, "distant_worker.py").__enter__()
-        self._about = self._workers.wait()[0]
+        settings = {
+            "mode": self._mode,
+            "model": self._plan.model,
+            "threads": self._plan.threads,
+            "period": self._period,
+        }
+        # No limit yet: workers that start send each other whole models.
+        self._net.gather()
+        self._workers = Cluster(
+            settings,
+            self._addresses,
+            self._net,
+            self._plan.timeout,
+            "distant_worker.py",
+        ).__enter__()
+        self._model_info = self._workers.wait()[0]
 
-    def row(self, link):
-        """Return what steps take and send on a link."""
+    def measure(self, link):
+        """Return the times and bytes of steps on a link."""
         if self._workers is None:
             self._start()
         self._net.place(*link)
-        turn = self._turn(1)
-        left = self._plan.seconds - turn["seconds"]
-        if left > 0:  # connections have met the link, and there is time for more
-            turn = self._turn(1 + int(left / turn["seconds"]))
-        measured = self._net.measure()
-        return {**self._about, "threads": self._plan.threads, **turn, **measured}
+        figures = self._take_rounds(1)  # adapts connections to the link
+        remaining = self._plan.seconds - figures["seconds"]
+        if remaining > 0:
+            figures = self._take_rounds(1 + int(remaining / figures["seconds"]))
+        return {
+            **self._model_info,
+            "threads": self._plan.threads,
+            **figures,
+            **self._net.measure(),
+        }
 
-    def _turn(self, rounds):
-        """Take some rounds; return figures of all of them."""
+    def _take_rounds(self, rounds):
         steps = rounds * self._period
-        before, start = self._net.sent(), time.monotonic()
+        sent_before, start = self._net.sent(), time.monotonic()
         answers = self._workers.ask(
             do="steps", count=steps, seconds=self._plan.step_seconds
         )
-        seconds, sent = time.monotonic() - start, self._net.sent() - before
-        behind = {str(answer["digest"]) for answer in answers}
-        if len(behind) > 1 and self._mode != "none":
-            raise WorkerError(f"{self._mode}: workers differ behind an exchange")
-        mine = sum(sum(a["alone"] + a["exchanging"]) for a in answers)
+        seconds = time.monotonic() - start
+        sent = self._net.sent() - sent_before
+        digests = {str(answer["digest"]) for answer in answers}
+        if len(digests) > 1 and self._mode != "none":
+            raise WorkerError(f"{self._mode}: workers differ after an exchange")
+        worker_seconds = sum(sum(a["alone"] + a["exchanging"]) for a in answers)
         bytes_per_step = sent / steps / len(answers)
         alone = [t for answer in answers for t in answer["alone"]]
         exchanging = [t for answer in answers for t in answer["exchanging"]]
         return {
             "seconds": seconds,
             "rounds": rounds,
-            "step_ms": 1000 * mine / steps / len(answers),
+            "step_ms": 1000 * worker_seconds / steps / len(answers),
             "alone_ms": 1000 * statistics.median(alone) if alone else None,
             "exchanging_ms": 1000 * statistics.mean(exchanging) if exchanging else None,
             "bytes_per_step": bytes_per_step,
@@ -142,27 +158,30 @@ class _Mode:
 
 
 def add_comparisons(rows):
-    """Return the rows with what follows from them together.
+    """Return the rows with their ratios to steps without communication.
 
     Args:
-        rows: of one model, number of workers and length of a step.
+        rows: rows of one model, number of workers and length of a step.
     """
-    none = {_link(r): r["alone_ms"] for r in rows if r["mode"] == "none"}
-    return [_add_comparison(row, none.get(_link(row))) for row in rows]
+    none_ms = {_link(r): r["alone_ms"] for r in rows if r["mode"] == "none"}
+    return [_add_comparison(row, none_ms.get(_link(row))) for row in rows]
 
 
 def _link(row):
     return row["rate"], row["delay_ms"]
 
 
-def _add_comparison(row, none):
-    alone, step, period = row["alone_ms"] or none, row["step_ms"], row["period"]
-    exchanging = row.get("exchanging_ms")  # older rows have the mean of all steps alone
-    found = {**row, "steps_per_second": 1000 / step}
-    if none:
-        found["of_none"] = step / none
-    if alone and row["mode"] != "none":
-        told = exchanging is not None and period > 1
-        exchange = exchanging - alone if told else period * (step - alone)
-        found |= {"computing": alone / step, "exchange_ms": exchange}
-    return found
+def _add_comparison(row, none_ms):
+    alone_ms = row["alone_ms"] or none_ms
+    step_ms, period = row["step_ms"], row["period"]
+    exchanging_ms = row.get("exchanging_ms")  # older rows only have the mean step
+    compared = {**row, "steps_per_second": 1000 / step_ms}
+    if none_ms:
+        compared["of_none"] = step_ms / none_ms
+    if alone_ms and row["mode"] != "none":
+        if exchanging_ms is not None and period > 1:
+            exchange_ms = exchanging_ms - alone_ms
+        else:
+            exchange_ms = period * (step_ms - alone_ms)
+        compared |= {"computing": alone_ms / step_ms, "exchange_ms": exchange_ms}
+    return compared

@@ -1,6 +1,6 @@
-"""What exchanges would take on more workers, by the cost model; and its picture.
+"""Extrapolates collectives to more workers with the cost model, and draws the result.
 
-Not measured: links and processors are those that few workers found, or that were given.
+The speeds of links and processors are measured by a few workers, or given by flags.
 """
 
 import matplotlib as mpl
@@ -18,45 +18,48 @@ from tf_dgc.collectives import RequestSize, predict_seconds
 from tf_dgc.compressors import num_sent
 
 WORKERS = [2**i for i in range(1, 11)]
-_SHOWN = [2, 4, 8, 16, 64, 256, 1024]
+_TABLE_WORKERS = [2, 4, 8, 16, 64, 256, 1024]
 COLUMNS = [("exchange", "exchange", "")] + [
-    (str(number), f"{number} (ms)", ",.4g") for number in _SHOWN
+    (str(number), f"{number} (ms)", ",.4g") for number in _TABLE_WORKERS
 ]
 _FLOAT16 = "float16, "
 
 
 def extrapolate(names, size, sparsity, links):
-    """Return a row per exchange: milliseconds by number of workers.
+    """Return a row per algorithm, and one for a dense sum as float16.
+
+    A row has milliseconds by number of workers.
 
     Args:
-        names: of exchanges, as `create_algorithm` takes them.
-        size: entries of the model, of one tensor; uncompressed, summed as float16.
-        sparsity: share of them that is not sent.
-        links: a `Links`.
+        names: names of algorithms; see `create_algorithm`.
+        size: entries of the model's only tensor.
+        sparsity: share of entries not sent.
+        links: a `LinkSpeeds`.
     """
     layout = [TensorSpec("", (size,), tf.float32, False)]
     num_bytes = 4 * buffer.sparse_words(layout, [num_sent(size, sparsity)])
-    asked = {name: [RequestSize("entries", num_bytes)] for name in names}
-    asked[f"{_FLOAT16}ring"] = [RequestSize("sum", 2 * size)]
+    requests = {name: RequestSize("entries", num_bytes) for name in names}
+    requests[f"{_FLOAT16}ring"] = RequestSize("sum", 2 * size)
     return [
-        {"exchange": name} | {str(n): _ms(name, what, n, links) for n in WORKERS}
-        for name, what in asked.items()
+        {"exchange": name} | {str(n): _predict_ms(name, r, n, links) for n in WORKERS}
+        for name, r in requests.items()
     ]
 
 
-def _ms(name, asked, number, links):
-    exchange = create_algorithm(name.removeprefix(_FLOAT16), number)
-    rounding = asked[0].num_bytes * links.rounding if _FLOAT16 in name else 0.0
-    return 1000 * (predict_seconds(exchange, asked, number, links) + rounding)
+def _predict_ms(name, request, num_workers, links):
+    algorithm = create_algorithm(name.removeprefix(_FLOAT16), num_workers)
+    rounding = request.num_bytes * links.rounding if _FLOAT16 in name else 0.0
+    seconds = predict_seconds(algorithm, [request], num_workers, links)
+    return 1000 * (seconds + rounding)
 
 
 def draw(rows, path, title):
-    """Draw a line per exchange.
+    """Draw a line per algorithm.
 
     Args:
-        rows: of `extrapolate`.
-        path: of the picture; its ending decides on the format.
-        title: of it.
+        rows: rows of `extrapolate`.
+        path: file of the picture; its extension determines the format.
+        title: title of the picture.
     """
     figure, axis = plt.subplots(figsize=(8, 5))
     for row in rows:

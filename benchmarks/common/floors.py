@@ -1,13 +1,12 @@
-"""What a method has to read and write, by its definition, and how long that takes.
+"""The floor of a method: the time to read and write the arrays of its definition.
 
-An array has a value per entry: g the gradient, r the residual, s the sum over workers,
-w the weights, m the momentum of the inner SGD, u DGC's velocity, v Adam's second
-moment; p is a payload, in the
-size that was measured, P those of all workers (of a method that is summed on the way,
-the one that arrives). Others are the method's own state. "g r -> r p" is one pass: what
-stands before the arrow is read, what stands behind it written. A scale of the whole
-tensor is known only when all was read, so the values are read once more. Scales of
-blocks, positions, and what is computed in between count as nothing.
+Arrays with a value per entry are g the gradient, r the residual, s the sum over
+workers, w the weights, m the momentum of the inner SGD, u DGC's velocity and v Adam's
+second moment; other letters are a method's own state. p is a payload of the measured
+size. P are the payloads of all workers, or the one payload of a method that sums them
+on the way. "g r -> r p" is one pass that reads the arrays before the arrow and writes
+those after it. A scale of the whole tensor requires another pass over the values.
+Scales of blocks, positions and computation cost nothing.
 """
 
 import ctypes
@@ -23,24 +22,24 @@ _SCALED = ["g r ->", "g r -> r p"]
 
 COMPRESS = {
     "adacomp": _SPARSE,
-    "atomo": ["g ->", "g -> p"],  # a sketch of the range, and what lies in it
+    "atomo": ["g ->", "g -> p"],  # a sketch of the range; the projection onto it
     "bfloat16": ["g -> p"],
     "chunked_top_k": _SPARSE,
     "count_sketch": _SPARSE,
-    "demo": ["g r -> r", "r ->", "r -> r p"],  # transformed; chosen; turned back
+    "demo": ["g r -> r", "r ->", "r -> r p"],  # transform; selection; inverse
     "dgc": ["g r u -> r u p"],
-    "dgc_adamw": ["g v r -> v r p"],  # waiting is all the momentum there is
+    "dgc_adamw": ["g v r -> v r p"],  # no velocity: delays act as momentum
     "diana": ["g h -> h p"],
     "ecq": ["g h -> h p"],
     "ef_sign_sgd": _SCALED,
     "float16": ["g -> p"],
     "global_top_k": _SPARSE,
-    "laq": ["g q ->", "g q -> p", "q p -> q"],  # radius; innovation; if it is sent
+    "laq": ["g q ->", "g q -> p", "q p -> q"],  # radius; innovation; update of q
     "lgc": _SPARSE,
     "natural": ["g -> p"],
-    "none": ["g ->"],  # whether it is finite
+    "none": ["g ->"],  # check for finite values
     "one_bit": _SCALED,
-    "power_sgd": ["g r -> r p", "r -> p", "r -> r"],  # P; Q; what is not sent
+    "power_sgd": ["g r -> r p", "r -> p", "r -> r"],  # P; Q; residual
     "qsgd": ["g -> p"],
     "random_k": _SPARSE,
     "rotated_quantization": ["g -> p"],
@@ -60,37 +59,40 @@ COMPRESS = {
 
 _DECODE = ["P -> s"]
 _OTHER_DECODE = {
-    "none": [],  # what arrives is the sum
+    "none": [],  # the all-reduce returns the sum
     "diana": ["P H -> H s"],
     "laq": ["P s -> s"],
 }
 _UPDATE = ["s m w -> m w"]
 _OTHER_UPDATE = {
     "adamw": ["s m v w -> m v w"],
-    "dgc": [],  # what was sent
-    "dgc_adamw": ["w -> w"],  # and the decay of weights
+    "dgc": [],  # a sparse update
+    "dgc_adamw": ["w -> w"],  # weight decay, and a sparse update
 }
 
 
 def compress_passes(name):
-    """Return the passes of compressing: by default one, over gradient and residual."""
+    """Return the passes of compressing; None for an optimizer without compression.
+
+    The default is one pass over gradient and, with error feedback, residual.
+    """
     if name in COMPRESS:
         return COMPRESS[name]
     if name not in compressors.METHODS:
-        return None  # an optimizer without compression
+        return None
     feedback = compressors.METHODS[name].error_feedback in ("required", "default")
     return _SPARSE if feedback else ["g -> p"]
 
 
 class Floors:
-    """The floors of a method, to be timed in turn with it.
+    """The floors of a method, as functions to time in turn with it.
 
     Args:
-        name: of the method, or of an optimizer alone.
-        sizes: entries of the tensors.
+        name: name of the method, or of an optimizer alone.
+        sizes: numbers of entries of the tensors.
         payload: bytes that one worker sends.
         summed: whether payloads are summed on the way.
-        threads: that run it.
+        threads: number of threads.
     """
 
     def __init__(self, name, sizes, payload, summed, threads):
@@ -106,24 +108,25 @@ class Floors:
             self._passes |= {"decode": _OTHER_DECODE.get(name, _DECODE)}
 
     def function(self, part, num_workers=1):
-        """Return what streams over the arrays of a part.
+        """Return a function that reads and writes the arrays of a part.
 
         Args:
             part: "compress", "decode" or "update".
-            num_workers: payloads that arrive.
+            num_workers: number of workers whose payloads are decoded.
         """
-        payloads = 1 if self._summed else num_workers
-        everyone = [f"p{i}" for i in range(payloads)]
-        passes = [_names(text, everyone) for text in self._passes[part]]
+        num_payloads = 1 if self._summed else num_workers
+        payloads = [f"p{i}" for i in range(num_payloads)]
+        passes = [_parse_pass(text, payloads) for text in self._passes[part]]
         names = sorted({name for sides in passes for side in sides for name in side})
         arrays = [self._array(name) for name in names]
         addresses = (ctypes.c_void_p * len(names))(*(a.ctypes.data for a in arrays))
-        words = [self._words if name[0] == "p" else 1.0 for name in names]
+        words = np.array(
+            [self._words if name[0] == "p" else 1.0 for name in names], np.float64
+        )
         masks = [
             np.array([_mask(side, names) for side in sides], np.uint64)
             for sides in (zip(*passes, strict=True) if passes else ([], []))
         ]
-        words = np.array(words, np.float64)
 
         def run():
             self._library.stream(
@@ -139,18 +142,18 @@ class Floors:
         if name not in self._arrays:
             entries = int(self._sizes.sum())
             size = int(self._words * entries) + 1 if name[0] == "p" else entries
-            # In TensorFlow's memory, like the others: NumPy's has larger pages.
+            # TensorFlow's allocator, as for the methods: NumPy's has larger pages.
             tensor = tf.random.normal([size])
             self._arrays[name] = np.asarray(memoryview(tensor))
         return self._arrays[name]
 
 
-def _names(text, everyone):
-    """Return what a pass reads, and what it writes."""
+def _parse_pass(text, payloads):
+    """Return the names of the arrays that a pass reads, and those that it writes."""
     sides = []
     for side in text.split("->"):
         names = ["p0" if name == "p" else name for name in side.split() if name != "P"]
-        sides.append(names + (everyone if "P" in side.split() else []))
+        sides.append(names + (payloads if "P" in side.split() else []))
     return sides
 
 

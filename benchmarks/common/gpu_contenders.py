@@ -1,7 +1,7 @@
-"""What `gpu_compress.py` times: the kernels, a copy, and selections in PyTorch.
+"""Contenders of `gpu_compress.py`: the kernels, a copy, and selections in PyTorch.
 
-A contender is a function of the number of the round that only queues work on PyTorch's
-current stream (but for `sampled`, whose selection waits for its own size).
+A contender is a function of the round's number that only queues work on PyTorch's
+current stream (except `sampled`, which waits for the size of its selection).
 """
 
 import math
@@ -26,36 +26,38 @@ def stream():
 
 
 def gradients(n, dtype, count):
-    """Return `count` gradients of n entries, so that no step repeats the last one."""
-    made = (torch.randn(n, device=DEVICE) for _ in range(count))
-    return [g.to(DTYPES[dtype]) for g in made]
+    """Return `count` random gradients of n entries."""
+    return [torch.randn(n, device=DEVICE).to(DTYPES[dtype]) for _ in range(count)]
 
 
 class Kernels:
-    """The fused step, with state and gradients of its own.
+    """The fused step, with its own state.
 
     Args:
         library: a `cuda_library.Library`.
-        sizes: (entries, whether sent whole) of each tensor.
-        sparsity: share of entries that are not sent.
-        dtype: of the gradients.
-        flat: gradients of all tensors one after the other, one for each round in turn.
+        sizes: (entries, whether uncompressed) of each tensor.
+        sparsity: share of entries not sent.
+        dtype: name of the gradients' dtype.
+        flat: concatenated gradients of all tensors, one per round in turn.
     """
 
     def __init__(self, library, sizes, sparsity, dtype, flat):
-        self._library, self._sizes = library, sizes
-        zeros = [[torch.zeros(n, device=DEVICE) for n, _ in sizes] for _ in range(2)]
-        self.velocity, self.residual = zeros
-        self._parts = [g.split([n for n, _ in sizes]) for g in flat]
-        counts = [n if whole else num_sent(n, sparsity) for n, whole in sizes]
+        self._library = library
+        self._sizes = sizes
+        self.velocity = [torch.zeros(n, device=DEVICE) for n, _ in sizes]
+        self.residual = [torch.zeros(n, device=DEVICE) for n, _ in sizes]
+        self._gradients = [g.split([n for n, _ in sizes]) for g in flat]
+        counts = [
+            n if uncompressed else num_sent(n, sparsity) for n, uncompressed in sizes
+        ]
         self.layouts = [
             cuda_library.tensors(
                 [
-                    self._describe(i, counts[i], parts[i], dtype)
+                    self._describe(i, counts[i], gradients[i], dtype)
                     for i in range(len(sizes))
                 ]
             )
-            for parts in self._parts
+            for gradients in self._gradients
         ]
         self._settings = cuda_library.Settings(1, 1, MOMENTUM, FINGERPRINT)
         self._scales = torch.ones(len(sizes), dtype=torch.float64, device=DEVICE)
@@ -84,7 +86,8 @@ class Kernels:
         return replayed(self.queued, len(self.layouts))
 
     def _describe(self, i, k, gradient, dtype):
-        n, whole = self._sizes[i]
+        n, uncompressed = self._sizes[i]
+        value_type = "exempt" if uncompressed else "float32"
         return {
             "size": n,
             "k": k,
@@ -92,21 +95,23 @@ class Kernels:
             "velocity": self.velocity[i].data_ptr(),
             "residual": self.residual[i].data_ptr(),
             "gradient_type": cuda_library.GRADIENT_TYPES[dtype],
-            "value_type": cuda_library.VALUE_TYPES["exempt" if whole else "float32"],
+            "value_type": cuda_library.VALUE_TYPES[value_type],
         }
 
 
 class Decoding:
-    """Eight workers' buffers of one step, subtracted from the variables.
+    """Decodes buffers of one step and subtracts them from the variables.
 
     Args:
-        kernels: whose steps make the buffers.
-        num_workers: how many buffers.
+        library: a `cuda_library.Library`.
+        kernels: `Kernels` whose steps fill the buffers.
+        num_workers: number of buffers.
     """
 
     def __init__(self, library, kernels, num_workers=8):
-        self._library, self._tensors = library, kernels.layouts[0]
-        self._buffers = buffers_of(kernels, num_workers)
+        self._library = library
+        self._tensors = kernels.layouts[0]
+        self._buffers = create_buffers(kernels, num_workers)
         self._targets = [torch.zeros_like(v) for v in kernels.residual]
         self._rate = torch.tensor([0.1], dtype=torch.float64, device=DEVICE)
         num_bytes = library.decode_workspace(self._tensors, num_workers)
@@ -128,20 +133,20 @@ class Decoding:
         )
 
     def check(self):
-        """Raise if the buffers were refused: then hardly any work was done."""
+        """Raise if the kernel rejected the buffers, and so did hardly any work."""
         error = int(self._status[0]) % 2**64
         if error != 2**64 - 1:
             raise RuntimeError(self._library.describe(error))
 
 
 class Torch:
-    """The correction in PyTorch, and selections after it; arguments as `Kernels`."""
+    """Momentum correction and selection in PyTorch; arguments as in `Kernels`."""
 
     def __init__(self, n, sparsity, flat):
-        self._k, self._flat = num_sent(n, sparsity), flat
-        self._velocity, self._residual = (
-            torch.zeros(n, device=DEVICE) for _ in range(2)
-        )
+        self._k = num_sent(n, sparsity)
+        self._flat = flat
+        self._velocity = torch.zeros(n, device=DEVICE)
+        self._residual = torch.zeros(n, device=DEVICE)
 
     def correct(self, number):
         """Accumulate the gradient; two fused multiply-adds in place."""
@@ -154,54 +159,58 @@ class Torch:
         self._send(torch.topk(self._residual.abs(), self._k, sorted=False).indices)
 
     def sampled(self, number):
-        """Send about k, as the authors' code does: a threshold from 1 % of entries."""
+        """Send about k, with a threshold from 1 % of the entries, as in Lin et al."""
         self.correct(number)
         magnitude = self._residual.abs()
         n = magnitude.numel()
         sample = magnitude[torch.randint(n, (max(1, n // 100),), device=DEVICE)]
-        wanted = max(1, self._k * sample.numel() // n)
-        threshold = torch.topk(sample, wanted).values[-1]
+        sample_k = max(1, self._k * sample.numel() // n)
+        threshold = torch.topk(sample, sample_k).values[-1]
         self._send(torch.nonzero(magnitude >= threshold).view(-1))
 
-    def _send(self, where):
-        values = self._residual[where]
-        self._residual[where] = 0
-        self._velocity[where] = 0
-        return where, values
+    def _send(self, positions):
+        values = self._residual[positions]
+        self._residual[positions] = 0
+        self._velocity[positions] = 0
+        return positions, values
 
 
 def floor(n, num_bytes):
-    """Return a copy that reads and writes together n times this many bytes."""
+    """Return a contender that copies: it reads and writes n * num_bytes in total."""
     shape = {"dtype": torch.uint8, "device": DEVICE}
     source = torch.zeros(n * num_bytes // 2, **shape)
     target = torch.empty_like(source)
     return lambda _: target.copy_(source)
 
 
-def buffers_of(sender, num_workers):
-    """Return buffers, one a row, of so many steps of what has `queued` and `words`."""
-    made = []
+def create_buffers(sender, num_workers):
+    """Return the buffers of `num_workers` steps as rows.
+
+    Args:
+        sender: `Kernels` or `gpu_methods.Encoding`.
+        num_workers: number of steps.
+    """
+    buffers = []
     for number in range(num_workers):
         sender.queued(number)
-        made.append(sender.words.clone())
-    return torch.stack(made)
+        buffers.append(sender.words.clone())
+    return torch.stack(buffers)
 
 
 def replayed(queued, count):
-    """Return a contender that replays `queued(number)` from as many graphs, in turn."""
-    replays = [capture(lambda i=i: queued(i)) for i in range(count)]
-    return lambda number: replays[number % count]()
+    """Return a contender that replays `queued(number)` from `count` graphs in turn."""
+    graphs = [_capture(queued, number) for number in range(count)]
+    return lambda number: graphs[number % count].replay()
 
 
-def capture(queue):
-    """Return a function that replays what `queue()` queues."""
+def _capture(queued, number):
     torch.cuda.synchronize()
     graph = torch.cuda.CUDAGraph()
     with torch.cuda.graph(graph):
-        queue()
-    return graph.replay
+        queued(number)
+    return graph
 
 
 def num_sent(n, sparsity):
-    """Return k as the optimizer does."""
+    """Return k, the number of entries sent, as the optimizer computes it."""
     return max(1, math.ceil(round((1 - sparsity) * n, 5)))

@@ -1,4 +1,4 @@
-"""What `gpu_compress.py` times of the engine's methods: a step, and a decoding."""
+"""Contenders of `gpu_compress.py` for the engine's methods: a step, and decoding."""
 
 import torch
 
@@ -7,14 +7,14 @@ from common.gpu_contenders import (
     DEVICE,
     FINGERPRINT,
     MOMENTUM,
-    buffers_of,
+    create_buffers,
     replayed,
     stream,
 )
 
-# Name and parameters; bytes that a step reads and writes of an entry of a float32
-# gradient, with momentum (docs/gpu.md); and the type of the vector that it is summed
-# in, if it is.
+# By name: parameters; bytes that a step with momentum reads and writes per entry of a
+# float32 gradient (docs/gpu.md); and the dtype of the vector to sum, or None for a
+# method that is gathered.
 METHODS = {
     "two_bit": ((0.5,), 20, None),
     "qsgd, fixed": ((7, 0, 512, 0, 0), 20, None),
@@ -26,26 +26,28 @@ METHODS = {
 
 
 class Encoding:
-    """A step of one tensor, with state of its own.
+    """A step of one tensor, with its own state.
 
     Args:
         engine: a `cuda_engine.Engine`.
         method: a name of `METHODS`.
-        flat: float32 gradients, one for each round in turn.
+        flat: float32 gradients, one per round in turn.
     """
 
     def __init__(self, engine, method, flat):
-        self._engine, self._flat = engine, flat
-        parameters, _, self.summed_as = METHODS[method]
+        self._engine = engine
+        self._flat = flat
+        parameters, _, sum_dtype = METHODS[method]
         n = flat[0].numel()
-        self.velocity, self.residual = (torch.zeros(n, device=DEVICE) for _ in range(2))
+        self.velocity = torch.zeros(n, device=DEVICE)
+        self.residual = torch.zeros(n, device=DEVICE)
         self.tensors = [
             cuda_engine.tensors(
                 [
                     {
                         "method": method,
                         "parameters": parameters,
-                        "vector": 0 if self.summed_as else -1,
+                        "vector": 0 if sum_dtype else -1,
                         "size": n,
                         "gradient": gradient.data_ptr(),
                         "velocity": self.velocity.data_ptr(),
@@ -59,14 +61,14 @@ class Encoding:
         self._coding = cuda_engine.Coding(momentum, MOMENTUM, FINGERPRINT, 0, 1)
         self._scales = torch.ones(1, dtype=torch.float64, device=DEVICE)
         self._iteration = torch.zeros(1, dtype=torch.int64, device=DEVICE)
-        self._taken = _bytes(1)
+        self._finite = _bytes(1)
         self._workspace = _bytes(engine.encode_workspace(self.tensors[0]))
         num_words = engine.words(self.tensors[0])
         self.words = torch.zeros(num_words, dtype=torch.int32, device=DEVICE)
         self.numbers = _bytes(2 * engine.numbers(self.tensors[0], 0))
         self.vectors = cuda_engine.vectors(
-            [(self.numbers.data_ptr(), cuda_library.VALUE_TYPES[self.summed_as])]
-            if self.summed_as
+            [(self.numbers.data_ptr(), cuda_library.VALUE_TYPES[sum_dtype])]
+            if sum_dtype
             else []
         )
 
@@ -81,7 +83,7 @@ class Encoding:
             self.vectors,
             self._workspace.data_ptr(),
             self.words.data_ptr(),
-            self._taken.data_ptr(),
+            self._finite.data_ptr(),
         )
 
     def captured(self):
@@ -89,27 +91,29 @@ class Encoding:
         return replayed(self.queued, len(self._flat))
 
     def check(self):
-        """Raise if a gradient was left out: then it was another step."""
-        if not int(self._taken[0]):
+        """Raise if the step left out its gradient."""
+        if not int(self._finite[0]):
             raise RuntimeError("a step left its gradient out")
 
 
 class Summing:
-    """Eight workers' buffers of one step, or their sum, subtracted from a variable.
+    """Decodes buffers of one step, or their sum, and subtracts it from a variable.
 
     Args:
         engine: a `cuda_engine.Engine`.
-        encoding: whose steps make the buffers.
-        num_workers: how many buffers.
+        encoding: `Encoding` whose steps fill the buffers.
+        num_workers: number of buffers.
     """
 
     def __init__(self, engine, encoding, num_workers=8):
-        self._engine, self._encoding = engine, encoding
-        self._buffers = buffers_of(encoding, num_workers)
+        self._engine = engine
+        self._encoding = encoding
+        self._buffers = create_buffers(encoding, num_workers)
         self._target = torch.zeros_like(encoding.residual)
         self._rate = torch.tensor([0.1], dtype=torch.float64, device=DEVICE)
         num_bytes = engine.sum_workspace(encoding.tensors[0], num_workers)
-        self._workspace, self._finite = _bytes(num_bytes), _bytes(1)
+        self._workspace = _bytes(num_bytes)
+        self._finite = _bytes(1)
         self._status = torch.zeros(2, dtype=torch.int64, device=DEVICE)
 
     def queued(self, _):
@@ -129,10 +133,10 @@ class Summing:
         )
 
     def check(self):
-        """Raise if nothing was updated: then hardly any work was done."""
-        right = int(self._status[0]) % 2**64 == 2**64 - 1
-        if not right or not int(self._finite[0]):
-            raise RuntimeError("a sum was refused")
+        """Raise if the kernel updated nothing, and so did hardly any work."""
+        succeeded = int(self._status[0]) % 2**64 == 2**64 - 1
+        if not succeeded or not int(self._finite[0]):
+            raise RuntimeError("a sum was rejected")
 
 
 def _bytes(count):

@@ -1,4 +1,4 @@
-"""Compile `kernels.cc` beside the package's own C++ code, and call it."""
+"""Compiles `kernels.cc` together with the package's C++ code, and calls it."""
 
 import ctypes
 import hashlib
@@ -15,13 +15,13 @@ _SOURCES = [
     _HERE / "kernels.cc",
     *(_CPU / f"{n}.cc" for n in ("wire", "values", "update", "rules", "parallel")),
 ]
-# As the package is compiled; the floor may use whatever this machine has.
+# The package's flags; the floor also uses this machine's instructions.
 _FLAGS = ["-std=c++17", "-O3", "-ffp-contract=off", "-fPIC", "-fopenmp", f"-I{_CPU}"]
 
 
 def load():
-    """Return the library; it is compiled once, in some seconds, and kept in a cache."""
-    # Threads that wait in a loop would take processors from what is measured next.
+    """Return the library; the first call compiles it into a cache, in some seconds."""
+    # Threads that spin would take processors from the next measurement.
     os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
     content = b"".join(p.read_bytes() for p in [*_SOURCES, *sorted(_CPU.glob("*.h"))])
     name = f"kernels_{hashlib.sha256(content).hexdigest()[:16]}.so"
@@ -30,13 +30,13 @@ def load():
     if not cached.exists():
         cached.parent.mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryDirectory(dir=cached.parent) as directory:
-            kernels, library = f"{directory}/kernels.o", f"{directory}/kernels.so"
-            _compile("-march=native", "-c", _SOURCES[0], "-o", kernels)
-            _compile("-shared", kernels, *_SOURCES[1:], "-o", library)
+            objects, library = f"{directory}/kernels.o", f"{directory}/kernels.so"
+            _compile("-march=native", "-c", _SOURCES[0], "-o", objects)
+            _compile("-shared", objects, *_SOURCES[1:], "-o", library)
             os.replace(library, cached)
-    loaded = ctypes.CDLL(str(cached))
-    loaded.encode.restype = ctypes.c_int64
-    return loaded
+    kernels = ctypes.CDLL(str(cached))
+    kernels.encode.restype = ctypes.c_int64
+    return kernels
 
 
 def _compile(*arguments):
@@ -44,7 +44,7 @@ def _compile(*arguments):
 
 
 def pointer(array):
-    """Return the address of a NumPy array, for a call."""
+    """Return the address of a NumPy array as a C pointer."""
     return array.ctypes.data_as(ctypes.c_void_p)
 
 
@@ -54,5 +54,5 @@ def length(value):
 
 
 def floats(n, seed):
-    """Return n float32 numbers, normally distributed."""
+    """Return n normally distributed float32 numbers."""
     return np.random.default_rng(seed).standard_normal(n, np.float32)

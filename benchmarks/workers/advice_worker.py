@@ -1,9 +1,10 @@
-"""One worker of `advice.py`, which starts it and tells it what to do.
+"""Worker process of `advice.py`.
 
     PYTHONPATH=benchmarks python benchmarks/workers/advice_worker.py SETTINGS
 
-SETTINGS are JSON: `mode`, `model`, `threads` and `rank`; with mode "none" a worker is
-alone. Every line of standard input asks for something, and is answered by one line.
+SETTINGS are JSON: `mode`, `model`, `threads`, `num_workers` and `rank`; with mode
+"none" a worker is alone. Every line of standard input is a request, answered by one
+line on standard output.
 """
 
 import faulthandler
@@ -24,10 +25,10 @@ from tf_dgc.optimizers import autotune
 
 
 class Worker:
-    """A model, or one for each way to train it.
+    """Times steps of a model with one method after the other.
 
     Args:
-        settings: `mode`, `model`, `threads` and `rank`.
+        settings: `mode`, `model`, `threads`, `num_workers` and `rank`.
     """
 
     def __init__(self, settings):
@@ -37,30 +38,33 @@ class Worker:
             tf.distribute.get_strategy() if alone else tf_dgc.multi_worker_strategy()
         )
         self._loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
-        self._made = None, None
+        self._trainer_key = None
+        self._trainer = None
 
     def time(self, methods, seconds):
-        """Return what the advice times: steps, what they ask for, and speeds."""
-        number, model = self._settings["number"], self._model()
-        (inputs, _), some = self._batch(model), timing.find_candidates(methods)
-        found = timing.time_steps(model, inputs, _inner(), some, seconds)
+        """Return seconds and requests of steps, and the speeds of this machine."""
+        num_workers, model = self._settings["num_workers"], self._model()
+        inputs, _ = self._batch(model)
+        candidates = timing.find_candidates(methods)
+        timings = timing.time_steps(
+            model, inputs, _inner_optimizer(), candidates, seconds
+        )
         timed = {
             t.candidate.name: {
                 "seconds": t.seconds,
-                "asked": t.requests(number),
+                "requests": t.requests(num_workers),
                 "merges": t.merges,
             }
-            for t in found
+            for t in timings
         }
         return {"timed": timed, "speeds": autotune.local_speeds()}
 
     def steps(self, method, auto, link, periods):
-        """Take steps, of whole periods; return milliseconds, and what was sent."""
-        (candidate,) = (c for c in timing.find_candidates([method]) if c.name == method)
-        # "auto" chooses by the links that there are, so that each has its own.
-        step, optimizer = self._trainer((method, auto, link if auto else ""))
+        """Take the steps of some periods; return milliseconds and bytes sent."""
+        # "auto" chooses by the speed of the links: each link needs its own optimizer.
+        step, optimizer = self._cached_trainer(method, auto, link if auto else "")
         times = []
-        for _ in range(periods * candidate.period):
+        for _ in range(periods * _candidate(method).period):
             start = time.perf_counter()
             step().numpy()
             times.append(1000 * (time.perf_counter() - start))
@@ -69,15 +73,17 @@ class Worker:
         exchange = stats.collective if stats else "ring"
         return {"ms": times, "sent_bytes": sent, "exchange": exchange}
 
-    def _trainer(self, key):
-        if self._made[0] != key:
-            self._made = None, None
-            gc.collect()  # or all that were made before stay in memory
-            self._made = key, self._make(*key[:2])
-        return self._made[1]
+    def _cached_trainer(self, method, auto, link):
+        key = method, auto, link
+        if self._trainer_key != key:
+            self._trainer = None
+            gc.collect()  # memory suffices for one trainer only
+            self._trainer = self._create_trainer(method, auto)
+            self._trainer_key = key
+        return self._trainer
 
-    def _make(self, method, auto):
-        """Return a function that takes a step, after a few, and the optimizer."""
+    def _create_trainer(self, method, auto):
+        """Return a function that takes a step, already traced, and the optimizer."""
         keras.utils.set_random_seed(0)
         with self._strategy.scope():
             model, optimizer = self._model(), _optimizer(method, auto)
@@ -87,7 +93,7 @@ class Worker:
 
         def train():
             with tf.GradientTape() as tape:
-                # Keras divides it by the number of workers, and gradients are summed.
+                # Keras divides it by the number of workers; gradients are summed.
                 loss = self._loss(y, model(x, training=True))
             gradients = tape.gradient(loss, variables)
             optimizer.apply_gradients(zip(gradients, variables, strict=True))
@@ -111,19 +117,25 @@ class Worker:
         return [tf.constant(a) for a in arrays]
 
 
-def _inner():
+def _inner_optimizer():
     return keras.optimizers.SGD(0.01, momentum=0.9)
 
 
-def _optimizer(method, auto):
-    """Return the optimizer of a way to train, by what the advice says to write."""
+def _candidate(method):
     (candidate,) = (c for c in timing.find_candidates([method]) if c.name == method)
-    code = f'{candidate.code[:-1]}, collective="auto")' if auto else candidate.code
-    return eval(code, {"tf_dgc": tf_dgc, "optimizer": _inner()})
+    return candidate
+
+
+def _optimizer(method, auto):
+    """Return the optimizer that the advice's line of code creates."""
+    code = _candidate(method).code
+    if auto:
+        code = f'{code[:-1]}, collective="auto")'
+    return eval(code, {"tf_dgc": tf_dgc, "optimizer": _inner_optimizer()})
 
 
 def main(settings):
-    """Do what the parent asks for."""
+    """Answer the requests of the benchmark."""
     faulthandler.enable()
     replies = take_standard_output()
     logging.set_verbosity(logging.WARNING)

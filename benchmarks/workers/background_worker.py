@@ -1,11 +1,11 @@
-"""One worker of `background.py`, which starts it and tells it what to do.
+"""Worker process of `background.py`.
 
     PYTHONPATH=benchmarks python benchmarks/workers/background_worker.py SETTINGS
 
-Every line of standard input is a JSON object, settings of a `LocalOptimizer`. It takes
-the steps of three rounds of so many `steps`, each of which waits for `seconds` first,
-and is answered by the mean `ms` of those of the last two, and the `bytes` of an
-exchange. The first answer traces.
+Every line of standard input is a JSON object with settings of a `LocalOptimizer`. The
+worker takes three rounds of `steps` steps, each after sleeping for `seconds`, and
+answers with `ms`, the mean of a step of the last two rounds, and the `bytes` of an
+exchange. The first request with some settings traces.
 """
 
 import faulthandler
@@ -21,11 +21,11 @@ from common.replies import reply, take_standard_output
 
 import tf_dgc
 
-_ROUNDS = 2  # that are timed
+_TIMED_ROUNDS = 2
 
 
 class Worker:
-    """Local steps of a model of equal layers.
+    """Takes local steps of a model of equal layers.
 
     Args:
         strategy: strategy of all workers.
@@ -36,24 +36,24 @@ class Worker:
         self._strategy, self._settings = strategy, settings
         width = settings["width"]
         self._gradient = np.full([width, width], 1e-6, "float32")
-        self._made = functools.cache(self._make)
+        self._cached_step = functools.cache(self._create_step)
 
-    def run(self, **chosen):
-        """Take the steps of some rounds; return milliseconds of one, and bytes."""
-        step, optimizer = self._made(tuple(chosen.items()))
+    def run(self, **options):
+        """Take the steps of all rounds; return a step's milliseconds and bytes."""
+        step, optimizer = self._cached_step(tuple(options.items()))
         times = []
-        for _ in range((1 + _ROUNDS) * self._settings["steps"]):
+        for _ in range((1 + _TIMED_ROUNDS) * self._settings["steps"]):
             start = time.perf_counter()
             time.sleep(self._settings["seconds"])
             step().numpy()
             times.append(time.perf_counter() - start)
-        # The first round has nothing under way.
+        # No exchange is pending in the first round.
         ms = 1000 * float(np.mean(times[self._settings["steps"] :]))
         if optimizer.background:
             optimizer.background.finish()
         return {"ms": ms, "bytes": optimizer.stats.bytes_per_step}
 
-    def _make(self, chosen):
+    def _create_step(self, options):
         zeros = np.zeros_like(self._gradient)
         with self._strategy.scope():
             layers = range(self._settings["layers"])
@@ -62,7 +62,7 @@ class Worker:
                 keras.optimizers.SGD(0.01),
                 compressor=self._settings["compressor"],
                 diagnostics=tf_dgc.Diagnostics(check_every=None),
-                **dict(chosen),
+                **dict(options),
             )
             optimizer.build(variables)
 
@@ -78,7 +78,7 @@ class Worker:
 
 
 def main():
-    """Do what the parent asks for."""
+    """Answer the requests of the benchmark."""
     faulthandler.enable()
     replies = take_standard_output()
     settings = json.loads(sys.argv[1])

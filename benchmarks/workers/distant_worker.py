@@ -1,8 +1,8 @@
-"""One worker of `distant.py`, which starts it and tells it what to do.
+"""Worker process of `distant.py`.
 
     PYTHONPATH=benchmarks python benchmarks/workers/distant_worker.py SETTINGS
 
-SETTINGS are JSON. Every line of standard input asks for steps, and is answered by one
+SETTINGS are JSON. Every line of standard input requests steps, and is answered by one
 line on standard output.
 """
 
@@ -22,7 +22,7 @@ from tf_dgc._internals import tracing
 
 
 class Worker:
-    """A model that is trained on one batch, in steps of a chosen length.
+    """Trains a model on one batch, in steps of a given length.
 
     Args:
         settings: `mode`, `model`, `period`, `threads` and `rank`.
@@ -52,39 +52,41 @@ class Worker:
         self._apply = tf.function(self._on_all)
 
     def steps(self, count, seconds=0.0):
-        """Take steps, beginning with a round; return what each took, in seconds.
+        """Take steps, starting at the beginning of a round.
 
         Args:
-            count: of the steps.
-            seconds: that a step without an exchange takes at least: it sleeps before
-                the update for what is missing.
+            count: number of steps.
+            seconds: least duration of a step without an exchange; a shorter one sleeps
+                before the update.
 
         Returns:
-            Lists of the seconds of steps without and with an exchange; and if they are
-            counted, `sent`, the bytes that a worker has handed over in an exchange, and
-            `left_out`, how often a worker had no part in one.
+            `alone` and `exchanging`, the seconds of steps without and with an exchange;
+            and where the optimizer counts them, `sent`, bytes that a worker handed over
+            in an exchange, and `left_out`, how often a worker took no part in one.
         """
-        found = [], []
+        alone, exchanging = [], []
         for i in range(count):
-            ends = self._exchanges and (i + 1) % self._period == 0
+            is_last = self._exchanges and (i + 1) % self._period == 0
             start = time.perf_counter()
             gradients = self._gradients()
-            left = start + seconds - self._update_seconds - time.perf_counter()
-            time.sleep(max(0.0, left))
+            wait = start + seconds - self._update_seconds - time.perf_counter()
+            time.sleep(max(0.0, wait))
             before = time.perf_counter()
             self._apply(gradients).numpy()
             now = time.perf_counter()
-            found[ends].append(now - start)
-            if not ends:
-                known = self._update_seconds or now - before
-                self._update_seconds = min(known, now - before)
-        return {"alone": found[0], "exchanging": found[1], **self._counted()}
+            if is_last:
+                exchanging.append(now - start)
+                continue
+            alone.append(now - start)
+            shortest = self._update_seconds or now - before
+            self._update_seconds = min(shortest, now - before)
+        return {"alone": alone, "exchanging": exchanging, **self._counts()}
 
     def digest(self):
-        """Return the sum of the weights, which is equal on all behind an exchange."""
+        """Return sums of the weights, equal on all workers after an exchange."""
         return [float(np.sum(w, dtype=np.float64)) for w in self.model.get_weights()]
 
-    def _counted(self):
+    def _counts(self):
         stats = getattr(self._optimizer, "stats", None)
         if stats is None:
             return {}
@@ -93,24 +95,24 @@ class Worker:
     def _on_worker(self):
         x, y = self._batch
         with tf.GradientTape() as tape:
-            # Keras divides it by the number of workers, and gradients are summed.
+            # Keras divides it by the number of workers; gradients are summed.
             loss = self._loss(y, self.model(x, training=True))
         return tape.gradient(loss, self.model.trainable_variables)
 
     def _on_all(self, gradients):
         def apply(gradients):
-            # What a function is given has no device, by which Keras asks for a sum.
+            # Arguments of a function have no device, which Keras needs for the sum.
             gradients = [tf.identity(g) for g in gradients]
             variables = self.model.trainable_variables
             self._optimizer.apply_gradients(zip(gradients, variables, strict=True))
             return tf.constant(0)
 
-        done = self._strategy.run(apply, args=(gradients,))
-        return self._strategy.experimental_local_results(done)[0]
+        result = self._strategy.run(apply, args=(gradients,))
+        return self._strategy.experimental_local_results(result)[0]
 
 
 def main(settings):
-    """Build the model, take a round, and do what the parent asks for."""
+    """Build the model, take a round, and answer the requests of the benchmark."""
     faulthandler.enable()
     replies = take_standard_output()
     tf.config.threading.set_intra_op_parallelism_threads(settings["threads"])

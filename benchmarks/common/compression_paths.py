@@ -1,9 +1,8 @@
-"""Ways through the step that corrects, accumulates, selects and encodes a gradient.
+"""Implementations of correcting, accumulating, selecting and encoding a gradient.
 
-`native` is the fused operation, `tensorflow` the same by TensorFlow operations, `top_k`
-`tf.math.top_k` of the magnitudes alone, which neither accumulates nor encodes. `floor`
-is a plain loop over the same memory, as momentum SGD does it: it reads three arrays and
-writes two.
+`native` is the fused operation, `tensorflow` the same with TensorFlow operations,
+`top_k` only `tf.math.top_k` of the magnitudes, which neither accumulates nor encodes.
+`floor` is a plain loop that reads three arrays and writes two, like momentum SGD.
 """
 
 import ctypes
@@ -23,15 +22,15 @@ NAMES = ("floor", "native", "tensorflow", "top_k")
 
 
 class Work(NamedTuple):
-    """What is compressed.
+    """Gradients to compress, and how.
 
     Attributes:
         n: number of entries of a tensor.
         sparsity: share of entries not sent, in [0, 1).
-        dtype: type of the gradients, by name.
+        dtype: name of the gradients' dtype.
         threads: number of threads.
-        content: "noise", "mostly zeros" (90 %), "zeros", or "left out", for a step
-            whose gradients are not finite.
+        content: "noise", "mostly zeros" (90 %), "zeros", or "left out": gradients that
+            are not finite, which the step leaves out.
         tensors: number of tensors of n entries each.
     """
 
@@ -44,11 +43,11 @@ class Work(NamedTuple):
 
     @property
     def entries(self):
-        """Entries of all tensors."""
+        """Number of entries of all tensors."""
         return self.n * self.tensors
 
     def gradient(self, seed):
-        """Return the gradient of a tensor."""
+        """Return the random gradient of a tensor."""
         values = kernels.floats(self.n, seed)
         if self.content == "zeros":
             values[:] = 0
@@ -60,7 +59,7 @@ class Work(NamedTuple):
 
 
 class Variable:
-    """The state of one worker, as the optimizer's `PerWorkerVariable` offers it."""
+    """One worker's state variable, with the interface of `PerWorkerVariable`."""
 
     def __init__(self, n, dtype):
         self.value = tf.Variable(tf.zeros([n], dtype))
@@ -72,13 +71,13 @@ class Variable:
         return self.value
 
 
-def make(names, work, times):
-    """Return what is timed, by name: functions that do the same `times` in a row.
+def create_functions(names, work, num_steps):
+    """Return the functions to time, by name; a call takes `num_steps` steps.
 
     Args:
-        names: names of the paths wanted, of `NAMES`.
+        names: names of paths, of `NAMES`.
         work: a `Work`.
-        times: number of steps in a row.
+        num_steps: number of steps in a call.
     """
     accumulators = tf.float64 if work.dtype == "float64" else tf.float32
     gradients = [work.gradient(seed) for seed in range(work.tensors)]
@@ -94,7 +93,7 @@ def make(names, work, times):
         @tf.function
         def run(gradients, offset):
             total = 0
-            for _ in tf.range(times):
+            for _ in tf.range(num_steps):
                 total += compress(gradients, offset)
             return total
 
@@ -117,29 +116,29 @@ def make(names, work, times):
     @tf.function
     def top_k(gradient):
         total = 0
-        for _ in tf.range(times):
+        for _ in tf.range(num_steps):
             indices = tf.math.top_k(tf.abs(gradient), counts[0]).indices
             total += indices[0]
         return total
 
-    made = {
-        "floor": lambda: floor(work.entries, work.threads, times),
+    creators = {
+        "floor": lambda: floor(work.entries, work.threads, num_steps),
         "native": lambda: steps(native),
         "tensorflow": lambda: steps(tensorflow_ops),
         "top_k": lambda: functools.partial(top_k, gradients[0]),
     }
-    return {name: made[name]() for name in NAMES if name in names}
+    return {name: creators[name]() for name in NAMES if name in names}
 
 
-def floor(n, threads, times):
-    """Return a function that goes over the memory of momentum SGD `times` times."""
+def floor(n, threads, num_passes):
+    """Return a function that passes over momentum SGD's arrays `num_passes` times."""
     library = kernels.load()
-    # In TensorFlow's memory, like the others: NumPy's has larger pages.
+    # TensorFlow's allocator, as for the other paths: NumPy's memory has larger pages.
     tensors = [tf.constant(kernels.floats(n, seed)) for seed in range(3)]
     arrays = [np.asarray(memoryview(t)) for t in tensors]
 
     def run():
-        for _ in range(times):
+        for _ in range(num_passes):
             library.floor_pass(
                 *map(kernels.pointer, arrays), kernels.length(n), ctypes.c_int(threads)
             )
