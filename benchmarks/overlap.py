@@ -1,20 +1,23 @@
-"""How much of the exchange a backward pass hides, and the other way round.
+"""Measures how much of the exchange and of the backward pass overlapping hides.
 
     sudo python benchmarks/overlap.py --rate 100mbit
 
-Real workers in network namespaces, whose links have the rate. For each method the
-exchange is measured alone, with gradients that are there at once (compression and
-update are part of it); then a backward pass that takes as long, or `--backward` times
-as long, alone, with a step behind it, and with one that overlaps; and the update, which
-cannot overlap, as it waits for everything. By turns, after a first time that traces.
+Workers run in network namespaces with links of the rate. For each method the benchmark
+measures, in turns after a first one that traces:
 
-With `--auto` all of them have `collective="auto"`, and one more step leaves it to that
-whether to overlap; it knows the links, and not the backward pass. What it chose stands
-beside its time, by turns with the others, and what that is of the faster of both.
+exchange   a step with constant gradients: compression, exchange and update
+backward   a backward pass alone, which takes `--backward` times as long
+whole      the backward pass, followed by the step
+overlap    the backward pass, overlapped by the step
+update     the update alone, which cannot overlap, as it waits for all gradients
 
-The backward pass is simulated: layer by layer it waits, without the processor, as if a
-GPU computed, since workers share the processors of this machine. With `--computes` it
-multiplies matrices, on one thread of each worker.
+With `--auto` all steps have `collective="auto"`, and another step lets it choose
+whether to overlap. It knows the links but not the backward pass. The table has its
+choice, its time, and the ratio to the faster of `whole` and `overlap`.
+
+The backward pass is simulated: layer by layer it sleeps as if a GPU computed, since
+workers share the processors of this machine. With `--computes` it multiplies matrices
+on one thread of each worker.
 """
 
 import sys
@@ -47,20 +50,22 @@ AUTO = [
 ]
 
 _WORKERS = flags.DEFINE_integer("workers", 2, "Number of workers.", 2)
-_RATE = flags.DEFINE_string("rate", "100mbit", "Of every link, as `tc` writes it.")
+_RATE = flags.DEFINE_string("rate", "100mbit", "Rate of the links, as for `tc`.")
 _METHODS = flags.DEFINE_list(
     "methods",
     ["float16", "power_sgd 32", "qsgd", "none"],
-    "Methods; `dgc` is one too, and `power_sgd R` has rank R.",
+    "Methods, or `dgc`; `power_sgd R` has rank R.",
 )
 _LAYERS = flags.DEFINE_integer("layers", 12, "Layers of the model.", 2)
-_WIDTH = flags.DEFINE_integer("width", 512, "Inputs and outputs of each.", 1)
+_WIDTH = flags.DEFINE_integer("width", 512, "Inputs and outputs of a layer.", 1)
 _BACKWARD = flags.DEFINE_float(
-    "backward", 1.0, "Time of the backward pass, in times of the exchange.", 0
+    "backward", 1.0, "Ratio of the backward pass's time to the exchange's.", 0
 )
-_COMPUTES = flags.DEFINE_boolean("computes", False, "Whether it uses the processor.")
-_AUTO = flags.DEFINE_boolean("auto", False, "Whether to show what `auto` chooses too.")
-_REPEATS = flags.DEFINE_integer("repeats", 9, "Times of each, by turns.", 3)
+_COMPUTES = flags.DEFINE_boolean(
+    "computes", False, "Whether the backward pass uses the processor."
+)
+_AUTO = flags.DEFINE_boolean("auto", False, "Whether to measure `auto` too.")
+_REPEATS = flags.DEFINE_integer("repeats", 9, "Turns of each.", 3)
 _TIMEOUT = flags.DEFINE_float("timeout", 600.0, "Seconds that a turn may take.")
 _JSON = flags.DEFINE_string("json", None, "File to write the rows to.")
 
@@ -71,88 +76,89 @@ def main(_):
         rows = measure()
     except (PermissionError, network.NetworkError, WorkerError) as error:
         sys.exit(f"overlap.py: {error}")
-    what = "computes" if _COMPUTES.value else "waits"
+    verb = "computes" if _COMPUTES.value else "waits"
     size = f"{_LAYERS.value} layers of {_WIDTH.value} x {_WIDTH.value}"
     columns = COLUMNS + AUTO if _AUTO.value else COLUMNS
-    reporting.report(rows, columns, f"{size}; the backward pass {what}", _JSON.value)
+    reporting.report(rows, columns, f"{size}; the backward pass {verb}", _JSON.value)
 
 
 def measure():
     """Return a row per method."""
-    with network.connect(_RATE.value, _WORKERS.value, 1) as links:
-        settings = {
-            "mode": "overlap",
-            "layers": _LAYERS.value,
-            "width": _WIDTH.value,
-            "computes": _COMPUTES.value,
-            "exchange": "auto" if _AUTO.value else "ring",
-        }
-        asked = links.addresses(0), links, _TIMEOUT.value, "overlap_worker.py"
-        with Cluster(settings, *asked) as cluster:
+    settings = {
+        "mode": "overlap",
+        "layers": _LAYERS.value,
+        "width": _WIDTH.value,
+        "computes": _COMPUTES.value,
+        "collective": "auto" if _AUTO.value else "ring",
+    }
+    with network.connect(_RATE.value, _WORKERS.value, 1) as net:
+        addresses = net.addresses(0)
+        script = "overlap_worker.py"
+        with Cluster(settings, addresses, net, _TIMEOUT.value, script) as cluster:
             cluster.wait()
-            links.limit(measure=False)
+            net.limit(measure=False)
             methods = progress.track(_METHODS.value, "methods", str)
-            return [_measure(cluster, method) for method in methods]
+            return [_measure_method(cluster, method) for method in methods]
 
 
-def _measure(cluster, method):
-    """Return the row of a method."""
-
-    def ask(backward, behind, overlap=False):
-        answers = cluster.ask(
-            method=method, backward=backward, behind=behind, overlap=overlap
-        )
-        return {**answers[0], "ms": max(answer["ms"] for answer in answers)}
-
-    alone = [ask(0.0, "step")["ms"] for _ in range(_REPEATS.value + 1)][1:]
-    exchange = float(np.median(alone))
-    backward = round(_BACKWARD.value * exchange / 1000, 4)
-    turns = {
-        "exchange": (0.0, "step"),
-        "backward": (backward, "nothing"),
-        "update": (0.0, "update"),
-        "whole": (backward, "step"),
-        "overlap": (backward, "step", backward or True),
+def _measure_method(cluster, method):
+    step = {"backward": 0.0, "then": "step", "overlap": False}
+    _run_once(cluster, method, step)  # traces
+    exchange_ms = [
+        _run_once(cluster, method, step)["ms"] for _ in range(_REPEATS.value)
+    ]
+    backward = round(_BACKWARD.value * float(np.median(exchange_ms)) / 1000, 4)
+    requests = {
+        "exchange": step,
+        "backward": {"backward": backward, "then": "nothing", "overlap": False},
+        "update": {"backward": 0.0, "then": "update", "overlap": False},
+        "whole": {"backward": backward, "then": "step", "overlap": False},
+        "overlap": {"backward": backward, "then": "step", "overlap": backward or True},
     }
     if _AUTO.value:
-        turns["auto"] = backward, "step", None
-    said = {name: ask(*turn) for name, turn in turns.items()}  # traces
-    times = {name: [] for name in turns}
+        requests["auto"] = {"backward": backward, "then": "step", "overlap": None}
+    answers = {  # of a first turn, which traces
+        name: _run_once(cluster, method, request) for name, request in requests.items()
+    }
+    times = {name: [] for name in requests}
     for _ in progress.track(range(_REPEATS.value), "turns"):
-        for name, turn in turns.items():
-            times[name].append(ask(*turn)["ms"])
-    found = {f"{name}_ms": float(np.median(some)) for name, some in times.items()}
-    shorter, longer = sorted([found["exchange_ms"], found["backward_ms"]])
-    return {
+        for name, request in requests.items():
+            times[name].append(_run_once(cluster, method, request)["ms"])
+    medians = {f"{name}_ms": float(np.median(ms)) for name, ms in times.items()}
+    shorter, longer = sorted([medians["exchange_ms"], medians["backward_ms"]])
+    row = {
         "method": method,
         "workers": _WORKERS.value,
         "rate": _RATE.value,
-        "bytes": said["overlap"]["bytes"],
-        "buckets": _buckets(said["overlap"]["exchange"]),
-        **found,
+        "bytes": answers["overlap"]["bytes"],
+        "buckets": _num_buckets(answers["overlap"]["collective"]),
+        **medians,
         "p90_ms": float(np.percentile(times["overlap"], 90)),
-        "hidden": (shorter + longer - found["overlap_ms"]) / shorter,
-        "of_longer": (found["overlap_ms"] - found["update_ms"]) / longer,
-        **(_chosen(said, times, found) if _AUTO.value else {}),
+        "hidden": (shorter + longer - medians["overlap_ms"]) / shorter,
+        "of_longer": (medians["overlap_ms"] - medians["update_ms"]) / longer,
         "computes": _COMPUTES.value,
         "times_measured": _REPEATS.value,
     }
+    if _AUTO.value:
+        faster_ms = min(medians["whole_ms"], medians["overlap_ms"])
+        row |= {
+            "chosen": answers["auto"]["collective"],
+            "chosen_whole": answers["whole"]["collective"],
+            "chosen_overlap": answers["overlap"]["collective"],
+            "auto_p90_ms": float(np.percentile(times["auto"], 90)),
+            "of_faster": medians["auto_ms"] / faster_ms,
+        }
+    return row
 
 
-def _chosen(said, times, found):
-    """Return what `auto` chose, its time, and that beside the faster of both."""
-    faster = min(found["whole_ms"], found["overlap_ms"])
-    return {
-        "chosen": said["auto"]["exchange"],
-        "chosen_whole": said["whole"]["exchange"],
-        "chosen_overlap": said["overlap"]["exchange"],
-        "auto_p90_ms": float(np.percentile(times["auto"], 90)),
-        "of_faster": found["auto_ms"] / faster,
-    }
+def _run_once(cluster, method, request):
+    """Return worker 0's answer, with the milliseconds of the slowest worker."""
+    answers = cluster.ask(method=method, **request)
+    return {**answers[0], "ms": max(answer["ms"] for answer in answers)}
 
 
-def _buckets(exchange):
-    *_, last = exchange.split(", ")
+def _num_buckets(collective):
+    *_, last = collective.split(", ")
     return int(last.split()[0]) if last.endswith(" buckets") else 1
 
 

@@ -1,22 +1,22 @@
-"""What a parameter server does with workers of unequal speed.
+"""Measures training with a parameter server and workers of unequal speed.
 
     python benchmarks/server.py --workers 4 --speeds 1,0.1
     sudo python benchmarks/server.py --rate loopback,1gbit,100mbit --json server.json
 
-A worker computes a real gradient and sleeps, so that a step of it takes `--step_ms`
-without the update, as on a machine of its own; the last one has a share of that
-speed. All modes of a server, and `mirrored`, DGC without one, run some seconds each.
+A worker computes a gradient and sleeps until `--step_ms` have passed, as on its own
+machine; the last worker has a share of that speed. All modes of a server, and
+`mirrored`, which is DGC without a server, run for some seconds each.
 
-updates  steps of the optimizer per second, of whatever part of the workers
-pushes   gradients per second that are part of these
-fast     steps per second of the workers that are not slowed down, in the median
-late     pushes that came when their step had been taken (`backup`)
-age      updates since the weights that a push was computed by; all are in the JSON
+updates  updates of the weights per second
+pushes   gradients per second that were part of these updates
+fast     median of steps per second of the workers that are not slowed down
+late     share of pushes that arrived after their step (`backup`)
+age      updates since the weights that a push was computed with; the JSON has all ages
 
-A rate other than loopback puts every worker and the server into a network namespace,
-behind a link of that rate; that needs root. Bytes are counted on these links, protocols
-included, and are of a worker's step: pushed by it, and sent to it by the server. On
-loopback both are together what this machine sent to itself.
+A rate other than loopback puts every worker and the server into a network namespace
+with a link of that rate, which needs root. Bytes are counted on these links and include
+protocols: for a worker's step, those that it pushed and those that the server sent to
+it. On loopback they are all bytes that this machine sent to itself.
 """
 
 import itertools
@@ -43,30 +43,34 @@ COLUMNS = [
     ("bytes", "bytes per step", ",d"),
 ]
 
-_MODEL = flags.DEFINE_enum("model", "medium", ["tiny", "medium", "mlp"], "Trained.")
+_MODEL = flags.DEFINE_enum("model", "medium", ["tiny", "medium", "mlp"], "Model.")
 _WORKERS = flags.DEFINE_list("workers", ["2", "4"], "Numbers of workers.")
-_RATE = flags.DEFINE_list("rate", ["loopback"], "Of links, as `tc` writes them.")
-_MODES = flags.DEFINE_list("modes", MODES, "What to compare.")
+_RATE = flags.DEFINE_list("rate", ["loopback"], "Rates of the links, as for `tc`.")
+_MODES = flags.DEFINE_list("modes", MODES, "Modes to compare.")
 _SPEEDS = flags.DEFINE_list("speeds", ["1", "0.5", "0.1"], "Of the last worker.")
 _STEP = flags.DEFINE_float("step_ms", 100.0, "Of a step without communication.")
-_STALENESS = flags.DEFINE_integer("staleness", 3, "Of ssp.")
-_QUORUM = flags.DEFINE_integer("quorum", None, "Of backup; None for all but one.")
-_PULL = flags.DEFINE_enum("pull", "sparse", ["whole", "sparse"], "What is pulled.")
+_STALENESS = flags.DEFINE_integer("staleness", 3, "Staleness of `ssp`.")
+_QUORUM = flags.DEFINE_integer("quorum", None, "Of `backup`; None for all but one.")
+_PULL = flags.DEFINE_enum("pull", "sparse", ["whole", "sparse"], "Kind of pulls.")
 _SPARSITY = flags.DEFINE_float("sparsity", 0.999, "Of pushes.", 0.0, 0.999999)
-_SECONDS = flags.DEFINE_float("seconds", 15.0, "Of each run.")
+_SECONDS = flags.DEFINE_float("seconds", 15.0, "Seconds of a run.")
 _TIMEOUT = flags.DEFINE_float("timeout", 300.0, "Seconds for an answer of a worker.")
 _JSON = flags.DEFINE_string("json", None, "File to write the rows to.")
 
 
 def main(_):
-    """Measure all, and report."""
+    """Measure all runs and report."""
     signals.end_orderly()
-    numbers, speeds = map(int, _WORKERS.value), map(float, _SPEEDS.value)
     rows = []
     try:
-        todo = itertools.product(_RATE.value, numbers, speeds, _MODES.value)
-        for asked in progress.track(todo, "runs", _named):
-            rows.append(measure(*asked))
+        runs = itertools.product(
+            _RATE.value,
+            map(int, _WORKERS.value),
+            map(float, _SPEEDS.value),
+            _MODES.value,
+        )
+        for rate, num_workers, speed, mode in progress.track(runs, "runs", _label):
+            rows.append(measure(rate, num_workers, speed, mode))
             print(rows[-1], file=sys.stderr, flush=True)
     except (PermissionError, network.NetworkError, WorkerError) as error:
         sys.exit(f"server.py: {error}")
@@ -78,13 +82,16 @@ def main(_):
             reporting.report(rows, COLUMNS, title, _JSON.value)
 
 
-def _named(run):
-    rate, number, speed, mode = run
-    return f"{rate}, {number} workers, speed {speed:g}, {mode}"
+def _label(run):
+    rate, num_workers, speed, mode = run
+    return f"{rate}, {num_workers} workers, speed {speed:g}, {mode}"
 
 
-def measure(rate, number, speed, mode):
-    """Return the row of one run: of some seconds, or as many steps where all meet."""
+def measure(rate, num_workers, speed, mode):
+    """Return the row of one run of `--seconds`.
+
+    In mode "mirrored" the number of steps is fixed: all workers must take as many.
+    """
     settings = {
         "mode": mode,
         "model": _MODEL.value,
@@ -92,19 +99,24 @@ def measure(rate, number, speed, mode):
         "batch_size": 4,
         "sparsity": _SPARSITY.value,
         "staleness": _STALENESS.value,
-        "quorum": _QUORUM.value or max(1, number - 1),
+        "quorum": _QUORUM.value or max(1, num_workers - 1),
         "pull": _PULL.value,
-        "speeds": server_runs.speeds(number, speed),
+        "speeds": server_runs.speeds(num_workers, speed),
     }
-    asked = settings, rate, "server_worker.py", _TIMEOUT.value
-    with server_runs.started(*asked) as run:
-        length = {"seconds": _SECONDS.value, "count": 10**9}
+    with server_runs.started(settings, rate, "server_worker.py", _TIMEOUT.value) as run:
         if mode == "mirrored":
             count = max(2, int(_SECONDS.value / run.step))
-            length = {"seconds": 10**9, "count": count}
-        found = run.take(**length)
-    about = {"rate": rate, "workers": number, "speed": speed, **settings}
-    return {**about, **run.about, **found}
+            figures = run.take(seconds=10**9, count=count)
+        else:
+            figures = run.take(seconds=_SECONDS.value, count=10**9)
+    return {
+        "rate": rate,
+        "workers": num_workers,
+        "speed": speed,
+        **settings,
+        **run.about,
+        **figures,
+    }
 
 
 if __name__ == "__main__":

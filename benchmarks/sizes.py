@@ -1,12 +1,12 @@
-"""How many bytes a step of a model takes, by the type of its values.
+"""Counts the bytes of a model's step, by the dtype of its values.
 
     python benchmarks/sizes.py --model resnet50
     python benchmarks/sizes.py --positions
 
-One worker's step of random gradients, without forward and backward; bytes are those
-that `optimizer.stats` counts, by types of values and of exempt tensors. `--positions`
-compares the bits of a position with the least that any code of known size can do, and
-with what a code of variable size takes on the average.
+One worker takes a step with random gradients, without forward and backward pass. Bytes
+are those of `optimizer.stats`, by dtypes of values and of uncompressed tensors.
+`--positions` compares the bits per position with the least of any code of known size,
+and with the mean of a code of variable size.
 """
 
 import math
@@ -25,7 +25,7 @@ import tf_dgc
 from tf_dgc.codecs import elias_fano
 
 _SIZES_MODEL = flags.DEFINE_enum("model", "resnet50", list(models.MODELS), "The model.")
-_SIZES_SPARSITY = flags.DEFINE_float("sparsity", 0.999, "Share that is not sent.")
+_SIZES_SPARSITY = flags.DEFINE_float("sparsity", 0.999, "Share of entries not sent.")
 _POSITIONS = flags.DEFINE_bool("positions", False, "Compare codes of positions.")
 _SIZES_JSON = flags.DEFINE_string("json", None, "File to write the rows to.")
 
@@ -82,18 +82,17 @@ def measure(variables, value_dtype, uncompressed_dtype):
 
 
 def compare_positions(sparsity):
-    """Return bits per position of codes, for random ones."""
+    """Return the bits per position of each code, for random positions."""
     n, k = ENTRIES, round((1 - sparsity) * ENTRIES)
-    chosen = np.random.default_rng(0).choice(n, k, replace=False)
-    gaps = np.diff(np.sort(chosen), prepend=-1) - 1
+    positions = np.random.default_rng(0).choice(n, k, replace=False)
+    gaps = np.diff(np.sort(positions), prepend=-1) - 1
     # Low bits, a quotient in unary and the bit that ends it.
     rice, low = min((low + 1 + np.mean(gaps >> low), low) for low in range(24))
-    codes = (math.lgamma(x + 1) / math.log(2) for x in (n, k, n - k))
-    of_all, of_k, of_rest = codes
+    binomial_bits = _log2_factorial(n) - _log2_factorial(k) - _log2_factorial(n - k)
     fixed = sum(elias_fano.stream_bits(n, k)) / k
     return {
         "sparsity": sparsity,
-        "least": (of_all - of_k - of_rest) / k,
+        "least": binomial_bits / k,
         "elias_fano": fixed,
         "rice": rice,
         "rice_at_most": low + 1 + (n >> low) / k,
@@ -101,14 +100,22 @@ def compare_positions(sparsity):
     }
 
 
+def _log2_factorial(n):
+    return math.lgamma(n + 1) / math.log(2)
+
+
 def main(_):
-    """Count for all types, and report."""
+    """Count the bytes of all dtypes, or compare codes of positions, and report."""
     if _POSITIONS.value:
         rows = [compare_positions(s) for s in (0.99, 0.999, 0.9999)]
-        return reporting.report(rows, POSITION_COLUMNS, "Positions", _SIZES_JSON.value)
+        reporting.report(rows, POSITION_COLUMNS, "Positions", _SIZES_JSON.value)
+        return
     variables = models.MODELS[_SIZES_MODEL.value]().trainable_variables
     pairs = progress.track(TYPES, "types", lambda pair: " and ".join(map(str, pair)))
-    rows = [measure(variables, *types) for types in pairs]
+    rows = [
+        measure(variables, value_dtype, uncompressed_dtype)
+        for value_dtype, uncompressed_dtype in pairs
+    ]
     reporting.report(rows, COLUMNS, "Bytes of a step", _SIZES_JSON.value)
 
 

@@ -1,9 +1,9 @@
-"""What a slow link carries, and how long that takes, from the start to a restore.
+"""Measures time and bytes of each phase of training over a slow link.
 
     sudo python benchmarks/slow_link.py --rate 10mbit --parameters 25_000_000
 
-Two workers in network namespaces, whose links have the rate from the beginning. Bytes
-are counted on the links, protocols included, all workers together.
+Two workers run in network namespaces with links of the rate from the beginning. Bytes
+are counted on the links of both workers and include protocols.
 """
 
 import sys
@@ -27,7 +27,7 @@ COLUMNS = [
     ("of_weights", "of the weights", ".3f"),
 ]
 
-_RATE = flags.DEFINE_string("rate", "10mbit", "Of every link, as `tc` writes it.")
+_RATE = flags.DEFINE_string("rate", "10mbit", "Rate of the links, as for `tc`.")
 _PARAMETERS = flags.DEFINE_integer("parameters", 25_000_000, "Of the model, about.")
 _SEEDS = flags.DEFINE_enum("seeds", "different", ["equal", "different"], "Of weights.")
 _TIMEOUT = flags.DEFINE_float("timeout", 3600.0, "Seconds that a phase may take.")
@@ -51,32 +51,36 @@ def measure(rate, parameters, seeds, timeout):
     """
     with (
         tempfile.TemporaryDirectory() as directory,
-        network.connect(rate, 2, 1) as links,
+        network.connect(rate, 2, 1) as net,
     ):
         if rate != "loopback":
-            links.limit(measure=False)
+            net.limit(measure=False)
         settings = {
             "mode": "dgc",
             "parameters": parameters,
             "seeds": seeds,
             "directory": directory,
         }
-        workers = Cluster(
-            settings, links.addresses(0), links, timeout, "slow_link_worker.py"
+        cluster = Cluster(
+            settings, net.addresses(0), net, timeout, "slow_link_worker.py"
         )
-        with workers:
+        with cluster:
             return [
-                {"rate": rate, "seeds": seeds, **_phase(workers, links, p, parameters)}
-                for p in progress.track(PHASES, "phases", str)
+                {
+                    "rate": rate,
+                    "seeds": seeds,
+                    **_run_phase(cluster, net, phase, parameters),
+                }
+                for phase in progress.track(PHASES, "phases", str)
             ]
 
 
-def _phase(workers, links, name, parameters):
-    before, start = links.sent(), time.monotonic()
-    answers = workers.ask(do=name)
+def _run_phase(cluster, net, name, parameters):
+    before, start = net.sent(), time.monotonic()
+    answers = cluster.ask(do=name)
     if len({answer["result"] for answer in answers}) > 1:
         raise WorkerError(f"After {name!r} the workers differ: {answers}")
-    seconds, sent = time.monotonic() - start, links.sent() - before
+    seconds, sent = time.monotonic() - start, net.sent() - before
     print(f"{name}: {seconds:.1f} s, {sent / 1e6:.2f} MB", file=sys.stderr, flush=True)
     return {
         "phase": name,

@@ -1,11 +1,12 @@
-"""A long run of a small model: what must not grow, at the start and at the end.
+"""Checks in a long run of a small model that memory and counts do not grow.
 
     python benchmarks/soak.py --steps 20000
 
-Real worker processes on loopback train by `model.fit`. Memory, traces, functions and
-keys of collectives are compared with those after the first tenth of the run, and the
-norm of the residual with its largest in the first half. The exit status is 1 if one
-grew, or if the workers' counts differ. Staleness is reported; see docs/reliability.md.
+Worker processes on loopback train with `model.fit`. The benchmark compares memory,
+traces, functions and keys of collectives with those after the first tenth of the run,
+and the norm of the residual with its largest value in the first half. The exit status
+is 1 if one of them grows, or if the workers' step counts differ. The table also has the
+staleness; see docs/reliability.md.
 """
 
 import sys
@@ -38,7 +39,7 @@ _JSON = flags.DEFINE_string("json", None, "File to write the rows to.")
 
 
 def main(_):
-    """Run, report, and judge."""
+    """Run, report, and check."""
     try:
         rows = measure()
     except WorkerError as error:
@@ -50,7 +51,7 @@ def main(_):
     problems = judge(rows, _LIMIT_MB.value)
     if problems:
         sys.exit("soak.py: " + "; ".join(problems))
-    first = rows[_begin(rows)]
+    first = rows[_first_row(rows)]
     print(
         f"From step {first['steps']:,} to {rows[-1]['steps']:,} memory grew by "
         f"{_growth(rows):.1f} MB (limit {_LIMIT_MB.value:g}), and a step takes "
@@ -59,7 +60,7 @@ def main(_):
 
 
 def measure():
-    """Return one row per part: the largest figures of all workers."""
+    """Return one row per part, with the largest figures of all workers."""
     settings = {"mode": "dgc", "steps": _STEPS.value, "parts": _PARTS.value}
     with (
         network.connect("loopback", _WORKERS.value, 1) as net,
@@ -72,7 +73,7 @@ def measure():
 
 
 def combine(answers):
-    """Return the largest figures, and whether all count the same steps."""
+    """Return the largest figures of all workers, and whether their steps agree."""
     row = {key: max(answer[key] for answer in answers) for key in answers[0]}
     row["workers"] = len(answers)
     row["agree"] = len({answer["steps"] for answer in answers}) == 1
@@ -80,8 +81,8 @@ def combine(answers):
 
 
 def judge(rows, limit_mb):
-    """Return what grew that must not, as sentences."""
-    first, last = rows[_begin(rows)], rows[-1]
+    """Return a message for each figure that grew."""
+    first, last = rows[_first_row(rows)], rows[-1]
     problems = [
         f"{key} grew from {first[key]} to {last[key]}"
         for key in CONSTANT
@@ -92,20 +93,20 @@ def judge(rows, limit_mb):
     half = len(rows) // 2
     norms = [row["residual_norm"] for row in rows]
     bound = 2 * max(norms[:half])
-    if not all(norm <= bound for norm in norms[half:]):  # NaN neither
+    if not all(norm <= bound for norm in norms[half:]):  # also catches NaN
         problems.append(f"the residual grew to a norm of {norms[-1]:g}")
     if not all(row["agree"] for row in rows):
         problems.append("workers did not count the same steps")
     return problems
 
 
-def _begin(rows):
-    """Return the row to compare with: libraries still fill their pools before it."""
+def _first_row(rows):
+    """Return the index of the row to compare with; libraries fill pools before it."""
     return max(len(rows) // 10 - 1, 0)
 
 
 def _growth(rows):
-    return rows[-1]["memory_mb"] - rows[_begin(rows)]["memory_mb"]
+    return rows[-1]["memory_mb"] - rows[_first_row(rows)]["memory_mb"]
 
 
 if __name__ == "__main__":

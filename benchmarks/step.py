@@ -1,4 +1,4 @@
-"""The time of one training step: without communication, dense, and compressed.
+"""Times a training step: without communication, dense, and compressed.
 
     python benchmarks/step.py --workers 2
     sudo python benchmarks/step.py --rate 1gbit,100mbit --json step.json --plot step.svg
@@ -6,25 +6,25 @@
     sudo python benchmarks/step.py --rate 1gbit --method float16,power_sgd --peers
     sudo python benchmarks/step.py --rate 100mbit --workers 4 --collective gtopk,auto
 
-Modes take step_runs within one run, so that all of them meet the same machine:
+Modes take turns within one run, so that all run under the same conditions:
 
-none    as many processes side by side, which do not communicate: the goal
+none    processes side by side that do not communicate: the goal
 dense   stock Keras SGD, all gradients by all-reduce
-dgc     DGCOptimizer, 99.9 % of the entries not sent
+dgc     DGCOptimizer with 99.9 % of the entries not sent
 dgc-tf  the same without the native operation
 
 `--modes dgc,dgc-engine` compares DGCOptimizer's own step with the step of the native
 engine, which all other methods use.
 
 `--method` adds a mode for each method, with the settings of `method_settings.py`;
-`no_compression` is the method `none`. `--collective` adds one for each exchange that
-DGC's entries go by. `--peers` adds the same model, links and SGD with PyTorch's
+`no_compression` is the method `none`. `--collective` adds DGC with each of these
+collective algorithms. `--peers` adds the same model, links and SGD with PyTorch's
 DistributedDataParallel over gloo (`pip install '.[peers]'`): `torch` is dense, the
-others have one of its communication hooks.
+others use one of its communication hooks.
 
-A rate other than loopback puts every worker into a network namespace, behind a link
-of that rate; that needs root. Bytes are counted on the workers' links, protocols
-included; on loopback they are all that this machine sent to itself.
+A rate other than loopback puts every worker into a network namespace with a link of
+that rate, which needs root. Bytes are counted on the workers' links and include
+protocols; on loopback they are all bytes that this machine sent to itself.
 """
 
 import sys
@@ -60,44 +60,43 @@ COLUMNS = [
     ("outside_ms", "outside (ms)", ",.1f"),
 ]
 
-# What a worker takes, from the largest resident size of one in mode dgc; other methods
-# have more temporaries.
+# Memory of a worker: the peak in mode dgc. Other methods have more temporaries.
 _GIGABYTES = {"mlp": 1.8, "cnn": 1.0, "medium": 0.8, "tiny": 0.8, "resnet50": 2.0}
 
-_MODEL = flags.DEFINE_enum("model", "mlp", list(_GIGABYTES), "What is trained.")
+_MODEL = flags.DEFINE_enum("model", "mlp", list(_GIGABYTES), "Model to train.")
 _LOOP = flags.DEFINE_enum(
-    "loop", "custom", ["custom", "fit"], "Whose: `strategy.run`, or Keras's."
+    "loop", "custom", ["custom", "fit"], "Loop over `strategy.run`, or Keras's `fit`."
 )
 _WORKERS = flags.DEFINE_integer("workers", 2, "Worker processes.", lower_bound=1)
 _RATE = flags.DEFINE_list(
-    "rate", ["loopback"], f"Of the links: {', '.join(network.RATES)}; or all."
+    "rate", ["loopback"], f"Rates of the links: {', '.join(network.RATES)}; or all."
 )
-_MODES = flags.DEFINE_list("modes", MODES, "What to compare.")
+_MODES = flags.DEFINE_list("modes", MODES, "Modes to compare.")
 _METHOD = flags.DEFINE_list(
-    "method", [], "Names of methods to compare as well; `tf-dgc methods` lists them."
+    "method", [], "Methods to compare as well; `tf-dgc methods` lists them."
 )
-_EXCHANGE = flags.DEFINE_list(
+_COLLECTIVE = flags.DEFINE_list(
     "collective",
     [],
-    "Collective algorithms, by each of which there is a mode `dgc NAME`.",
+    "Collective algorithms; each adds a mode `dgc NAME`.",
 )
 _SPARSITY = flags.DEFINE_float("sparsity", 0.999, "Of DGC's steps.", 0.0, 0.999999)
 _OVERLAP = flags.DEFINE_boolean(
-    "overlap", False, "Exchange during the backward pass, in the methods."
+    "overlap", False, "Whether methods exchange during the backward pass."
 )
 _PEERS = flags.DEFINE_boolean(
-    "peers", False, "PyTorch's too; the model is a perceptron."
+    "peers", False, "Compare PyTorch too; needs a perceptron as model."
 )
 _STEPS = flags.DEFINE_integer("steps", 30, "Steps of a turn, at most.", lower_bound=1)
 _ROUNDS = flags.DEFINE_integer("rounds", 3, "Turns of every mode.", lower_bound=1)
 _SECONDS = flags.DEFINE_float(
-    "seconds", 20.0, "For the steps of one mode at one rate; a turn has one at least."
+    "seconds", 20.0, "Seconds of a mode at a rate; a turn has at least one step."
 )
 _THREADS = flags.DEFINE_integer(
     "threads", 1, "Intra-op threads of a worker; workers share the processors."
 )
 _VALUE_DTYPE = flags.DEFINE_string("value_dtype", None, "Passed to DGCOptimizer.")
-_EXEMPT_DTYPE = flags.DEFINE_string(
+_UNCOMPRESSED_DTYPE = flags.DEFINE_string(
     "uncompressed_dtype", None, "Passed to DGCOptimizer."
 )
 _FRESH = flags.DEFINE_boolean(
@@ -111,13 +110,14 @@ _PLOT = flags.DEFINE_string("plot", None, "A file for a picture, .svg or .png.")
 def main(_):
     """Measure all modes at all rates, and report."""
     modes = _modes()
-    rates = _chosen("rate", network.RATES, _RATE.value)
+    rates = _check_choices("rate", network.RATES, _RATE.value)
     if _PLOT.value and rates == ["loopback"]:
         raise app.UsageError("--plot is of limited links. Received: --rate=loopback")
     signals.end_orderly()
+    rows = []
     try:
-        tracked = progress.track(rates, "rates", str)
-        rows = [row for rate in tracked for row in measure(rate, modes)]
+        for rate in progress.track(rates, "rates", str):
+            rows += measure(rate, modes)
     except (PermissionError, network.NetworkError, WorkerError) as error:
         sys.exit(f"step.py: {error}")
     except KeyboardInterrupt:
@@ -136,16 +136,16 @@ def main(_):
 
 def measure(rate, modes):
     """Return one row per mode."""
-    given = {
-        "value_dtype": _VALUE_DTYPE.value,
-        "uncompressed_dtype": _EXEMPT_DTYPE.value,
-    }
-    options = {name: value for name, value in given.items() if value}
-    about = {
+    options = {"sparsity": _SPARSITY.value}
+    if _VALUE_DTYPE.value:
+        options["value_dtype"] = _VALUE_DTYPE.value
+    if _UNCOMPRESSED_DTYPE.value:
+        options["uncompressed_dtype"] = _UNCOMPRESSED_DTYPE.value
+    settings = {
         "model": _MODEL.value,
         "loop": _LOOP.value,
         "threads": _THREADS.value,
-        "options": {"sparsity": _SPARSITY.value, **options},
+        "options": options,
         "overlap": _OVERLAP.value,
     }
     fresh = _FRESH.value
@@ -153,14 +153,25 @@ def measure(rate, modes):
         gigabytes = _GIGABYTES[_MODEL.value] * (2 if _METHOD.value else 1)
         fresh = step_runs.memory_is_short(gigabytes, _WORKERS.value, len(modes))
     plan = step_runs.Plan(
-        about, modes, _WORKERS.value, rate, _STEPS.value, _ROUNDS.value,
-        _SECONDS.value, fresh, _TIMEOUT.value,
-    )  # fmt: skip
-    results, measured_mbit = step_runs.measure(plan, _say)
-    about.update(
-        workers=plan.num_workers, rate=rate, measured_mbit=measured_mbit, fresh=fresh
+        worker=settings,
+        modes=modes,
+        num_workers=_WORKERS.value,
+        rate=rate,
+        steps=_STEPS.value,
+        rounds=_ROUNDS.value,
+        seconds=_SECONDS.value,
+        fresh=fresh,
+        timeout=_TIMEOUT.value,
     )
-    rows = [{**about, "mode": m, **results[m].summary()} for m in modes]
+    results, measured_mbit = step_runs.measure(plan, _log)
+    setting = {
+        **settings,
+        "workers": plan.num_workers,
+        "rate": rate,
+        "measured_mbit": measured_mbit,
+        "fresh": fresh,
+    }
+    rows = [{**setting, "mode": mode, **results[mode].summary()} for mode in modes]
     if "none" in modes:
         goal = rows[modes.index("none")]["median_ms"]
         for row in rows:
@@ -169,37 +180,46 @@ def measure(rate, modes):
 
 
 def _modes():
-    methods = list(method_settings.MODES)
-    chosen = _chosen("method", methods, _METHOD.value) if _METHOD.value else []
-    modes = [mode for mode in _MODES.value if mode not in chosen] + chosen
-    modes = _chosen("mode", list(dict.fromkeys([*MODES, ENGINE_MODE, *methods])), modes)
-    modes += [f"dgc {name}" for name in _ways()]
-    if _PEERS.value and (problem := peers.problem(_MODEL.value, _LOOP.value)):
-        raise app.UsageError(f"--peers {problem}")
-    return modes + (list(peers.MODES) if _PEERS.value else [])
+    """Return the modes that the flags select."""
+    all_methods = list(method_settings.MODES)
+    methods = []
+    if _METHOD.value:
+        methods = _check_choices("method", all_methods, _METHOD.value)
+    modes = [mode for mode in _MODES.value if mode not in methods] + methods
+    all_modes = list(dict.fromkeys([*MODES, ENGINE_MODE, *all_methods]))
+    modes = _check_choices("mode", all_modes, modes)
+    modes = modes + [f"dgc {name}" for name in _algorithms()]
+    if _PEERS.value:
+        if problem := peers.problem(_MODEL.value, _LOOP.value):
+            raise app.UsageError(f"--peers {problem}")
+        modes += list(peers.MODES)
+    return modes
 
 
-def _ways():
-    known = [
+def _algorithms():
+    if not _COLLECTIVE.value:
+        return []
+    names = [
         name
         for name in collectives.names()
         if not collectives.get(name).is_neighbor_exchange
     ]
-    return _chosen("collective", known, _EXCHANGE.value) if _EXCHANGE.value else []
+    return _check_choices("collective", names, _COLLECTIVE.value)
 
 
-def _chosen(what, known, given):
-    if given == ["all"]:
-        return list(known)
-    unknown = [name for name in given if name not in known]
-    if unknown or not given or len(set(given)) < len(given):
+def _check_choices(noun, choices, values):
+    """Return the values of a flag, or all choices for "all"."""
+    if values == ["all"]:
+        return list(choices)
+    unknown = [value for value in values if value not in choices]
+    if unknown or not values or len(set(values)) < len(values):
         raise app.UsageError(
-            f"Give each {what} once, of {', '.join(known)}. Received: {given}"
+            f"Give each {noun} once, of {', '.join(choices)}. Received: {values}"
         )
-    return given
+    return values
 
 
-def _say(message):
+def _log(message):
     print(message, file=sys.stderr, flush=True)
 
 

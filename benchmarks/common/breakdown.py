@@ -1,4 +1,4 @@
-"""Where the time of a step goes, from TensorFlow's own trace of executed operations."""
+"""Breaks down the time of a step, from TensorFlow's trace of executed operations."""
 
 import contextlib
 import pathlib
@@ -12,28 +12,29 @@ import tensorflow as tf
 from tensorflow.tsl.profiler.protobuf import xplane_pb2
 
 _STEP, _GRADIENTS = "whole_step", "gradients_only"
-# What TensorFlow calls the launch and the end of any collective.
+# TensorFlow's names of the launch and the end of a collective.
 _LAUNCH, _DONE = "CollectiveOpV2Kernel::Run", "CollectiveExecutor::ExecuteAsync::Done"
 
 
 def measure(run_steps, gradients, count, rank):
     """Run `count` steps, each after a forward and backward pass alone; trace worker 0.
 
-    Worker 0 alone: at the end of a trace of any other worker, TensorFlow 2.21 now and
-    then aborts with corrupted memory, in its `SplitEventTracker`.
+    The other workers are not traced: at the end of their trace, TensorFlow 2.21
+    sometimes aborts with corrupted memory, in its `SplitEventTracker`.
 
     Args:
-        run_steps: does training steps, each within a context; see `step_worker.py`.
-        gradients: does the forward and backward pass of a step only.
-        count: how many of each.
-        rank: of this worker.
+        run_steps: function that takes training steps, each within a context; see
+            `step_worker.py`.
+        gradients: function that runs only the forward and backward pass of a step.
+        count: number of each.
+        rank: rank of this worker.
 
     Returns:
-        Nothing (an empty dictionary) on other workers. `collectives_per_step`, and
-        medians in milliseconds: `traced_step_ms`, `gradients_ms`, `collective_ms` (from
-        the launch of a collective to its end, waiting for the other workers included)
-        and `outside_ms`, what remains of a step without its collective and without the
-        forward and backward pass before it.
+        An empty dictionary on other workers. On worker 0 `collectives_per_step`, and
+        medians in milliseconds: `traced_step_ms`; `gradients_ms`; `collective_ms`, from
+        the launch of a collective to its end, including the wait for other workers; and
+        `outside_ms`, the time of a step without its collective and without the forward
+        and backward pass before it.
     """
 
     @contextlib.contextmanager
@@ -57,7 +58,7 @@ def _trace(directory):
 
 
 def _events(directory):
-    """Return (name, start, end) of all events on the host, in ms, by their start."""
+    """Return (name, start, end) of all events on the host, in ms, ordered by start."""
     (path,) = pathlib.Path(directory).rglob("*.xplane.pb")
     space = xplane_pb2.XSpace.FromString(path.read_bytes())
     events = []
@@ -82,10 +83,13 @@ def _summary(events):
             ends = [start for name, start, _ in within if name == _DONE]
             counts.append(len(launches))
             steps.append(last - first)
-            collectives.append(_covered(launches, ends))
-    # Of neighbours in time: other programs slow both down alike.
+            collectives.append(_time_with_collective(launches, ends))
+    # Each step with the pass before it: other programs slow both down alike.
     triples = zip(steps, collectives, gradients, strict=True)
-    outside = [step - collective - alone for step, collective, alone in triples]
+    outside = [
+        step - collective - gradients_alone
+        for step, collective, gradients_alone in triples
+    ]
     return {
         "collectives_per_step": statistics.mean(counts),
         "traced_step_ms": statistics.median(steps),
@@ -95,12 +99,13 @@ def _summary(events):
     }
 
 
-def _covered(launches, ends):
-    """Return for how long at least one collective was under way."""
+def _time_with_collective(launches, ends):
+    """Return the time during which at least one collective was running."""
     changes = sorted([(t, 1) for t in launches] + [(t, -1) for t in ends])
-    running, covered, since = 0, 0.0, 0.0
+    num_running, total, last = 0, 0.0, 0.0
     for now, change in changes:
-        if running > 0:
-            covered += now - since
-        running, since = running + change, now
-    return covered
+        if num_running > 0:
+            total += now - last
+        num_running += change
+        last = now
+    return total

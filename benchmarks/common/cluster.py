@@ -1,4 +1,4 @@
-"""The worker processes of one mode: started, asked and ended together."""
+"""Starts the worker processes of one mode, sends them requests, and ends them."""
 
 import contextlib
 import json
@@ -14,23 +14,23 @@ import time
 from tf_dgc.multiworker.launch import launcher, worker_processes
 
 _BENCHMARKS = pathlib.Path(__file__).resolve().parents[1]
-_LINES_OF_LOG = 30
+_LOG_LINES = 30
 
 
 class WorkerError(RuntimeError):
-    """A worker ended, or did not answer in time; with the end of its log."""
+    """A worker ended or did not answer in time; the message has the end of its log."""
 
 
 class Cluster:
     """All workers of one mode; a context manager that ends them.
 
     Args:
-        settings: of the worker, without its rank; see its script.
+        settings: settings of the workers without their rank; see their script.
         addresses: one address and port per worker.
-        network: where they run; see `network.py`.
-        timeout: seconds until a worker has to have answered.
-        script: name of the worker's program, in `benchmarks/workers/`, or its path.
-        num_servers: number of the processes, the last ones, that are servers.
+        network: network that they run in; see `network.py`.
+        timeout: seconds until a worker must have answered.
+        script: name of the worker's script in `benchmarks/workers/`, or its path.
+        num_servers: number of servers, which are the last processes.
     """
 
     def __init__(
@@ -67,44 +67,44 @@ class Cluster:
         self._stack.close()
 
     def ask(self, **request):
-        """Send a request to all workers; return their answers, by rank.
+        """Send a request to all workers; return their answers by rank.
 
         Raises:
-            WorkerError: if one ends or does not answer.
+            WorkerError: if a worker ends or does not answer in time.
         """
-        self.tell(**request)
-        return self.wait()
-
-    def tell(self, **request):
-        """Send a request to all workers."""
         for worker in self._workers:
-            with contextlib.suppress(BrokenPipeError):  # `wait` says why
+            with contextlib.suppress(BrokenPipeError):  # `wait` raises the reason
                 worker.stdin.write(json.dumps(request) + "\n")
                 worker.stdin.flush()
+        return self.wait()
 
     def wait(self):
-        """Return one line of every worker, by rank."""
+        """Return one answer of every worker, by rank.
+
+        Raises:
+            WorkerError: if a worker ends or does not answer in time.
+        """
         answers = {}
         deadline = time.monotonic() + self._timeout
         while len(answers) < len(self._workers):
             try:
-                left = max(0, deadline - time.monotonic())
-                rank, line = self._lines.get(timeout=left)
+                remaining = max(0, deadline - time.monotonic())
+                rank, line = self._lines.get(timeout=remaining)
             except queue.Empty:
                 silent = min(set(range(len(self._workers))) - set(answers))
-                raise self._failure(
+                raise self._error(
                     silent, f"did not answer within {self._timeout:.0f} seconds"
                 ) from None
             if not line:
-                raise self._failure(rank, "ended")
+                raise self._error(rank, "ended")
             answers[rank] = json.loads(line)
         return [answers[rank] for rank in range(len(self._workers))]
 
-    def _failure(self, rank, what):
+    def _error(self, rank, failure):
         log = self._log(rank).read_text(errors="replace").splitlines()
         return WorkerError(
-            f"Worker {rank} of mode {self._settings['mode']} {what}. "
-            "Its last messages:\n" + "\n".join(log[-_LINES_OF_LOG:])
+            f"Worker {rank} of mode {self._settings['mode']} {failure}. "
+            "Its last messages:\n" + "\n".join(log[-_LOG_LINES:])
         )
 
     def _start(self, rank):
@@ -118,7 +118,7 @@ class Cluster:
                 stdout=subprocess.PIPE,
                 stderr=log,
                 text=True,
-                # Ctrl-C reaches the benchmark alone, which ends the workers.
+                # Ctrl-C reaches only the benchmark, which ends the workers.
                 start_new_session=True,
             )
         self._workers.append(worker)
@@ -138,11 +138,11 @@ class Cluster:
             "CUDA_VISIBLE_DEVICES": "-1",
             "TF_CPP_MIN_LOG_LEVEL": "2",
         }
-        # Workers import `common`, and packages next to the folder of their program.
+        # Workers import `common`, and packages next to the folder of their script.
         folders = dict.fromkeys([str(self._script.parents[1]), str(_BENCHMARKS)])
         paths = [*folders, environment.get("PYTHONPATH", "")]
         environment["PYTHONPATH"] = os.pathsep.join(filter(None, paths))
-        # gRPC would look for the other workers behind the proxy.
+        # gRPC would contact other workers by the proxy.
         for name in ("grpc_proxy", "http_proxy", "https_proxy"):
             environment.pop(name, None)
         environment.pop("TF_CONFIG", None)
@@ -150,13 +150,13 @@ class Cluster:
         if self._settings["mode"] == "dgc-tf":
             environment["TF_DGC_NATIVE"] = "0"
         if self._settings["mode"] != "none":
-            number = len(self._addresses) - self._num_servers
-            cluster = {"worker": self._addresses[:number]}
+            num_workers = len(self._addresses) - self._num_servers
+            cluster = {"worker": self._addresses[:num_workers]}
             task = {"type": "worker", "index": rank}
             if self._num_servers:
-                cluster["ps"] = self._addresses[number:]
-            if rank >= number:
-                task = {"type": "ps", "index": rank - number}
+                cluster["ps"] = self._addresses[num_workers:]
+            if rank >= num_workers:
+                task = {"type": "ps", "index": rank - num_workers}
             environment["TF_CONFIG"] = json.dumps({"cluster": cluster, "task": task})
         return environment
 

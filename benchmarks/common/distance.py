@@ -1,9 +1,9 @@
-"""Workers that are far from each other: links of a rate, and a delay between them.
+"""Networks of distant workers: links with a rate, and a delay between them.
 
-A kernel without netem has no delay to offer. So each machine's link ends at a bridge of
-its own, with a TAP device, and `workers/relay.py` passes frames from device to device
-when they have been held for half of the round trip. Ends of the links are as without:
-addresses, TCP with its slow start, rates, and where bytes are counted.
+A kernel without netem cannot delay packets. So each machine's link ends at its own
+bridge with a TAP device, and `workers/relay.py` passes frames from device to device
+after holding them for half of the round trip. The ends of the links are unchanged:
+addresses, TCP with its slow start, rates and byte counts.
 """
 
 import contextlib
@@ -14,12 +14,12 @@ import sys
 from common import network
 
 RATES = ("10mbit", "100mbit")
-_SECONDS = 4.0  # of a test of the rate: slow start over a long way takes a second
-_PATIENCE = 10.0
+_TEST_SECONDS = 4.0  # slow start over a long round trip takes a second
+_PATIENCE = 10.0  # seconds for the relay to end
 
 
 def connect(num_workers):
-    """Return the context manager of a network with a namespace for each worker.
+    """Return a network with a namespace per worker, as a context manager.
 
     Raises:
         PermissionError: without root.
@@ -33,9 +33,9 @@ def connect(num_workers):
 
 
 class Distance(network.Namespaces):
-    """Namespaces whose links are given a rate and a delay, again and again.
+    """Namespaces whose links have a rate and a delay, which may change.
 
-    At first there is neither.
+    At first links have neither.
 
     Args:
         num_workers: number of workers of a cluster.
@@ -46,43 +46,42 @@ class Distance(network.Namespaces):
 
     def __init__(self, num_workers):
         super().__init__(None, num_workers)
-        self.relay = self._placed = None
-        self._measured = {}
+        self.relay = None
+        self._link = None  # rate and round trip, if limited
+        self._measurements = {}
 
     def place(self, rate, round_trip_ms):
-        """Give all links a rate, and the way between two workers a delay.
+        """Set the rate of all links and the delay between workers.
 
         Args:
-            rate: of both directions of every link, as `tc` writes it.
+            rate: rate of both directions of every link, in the notation of `tc`.
             round_trip_ms: milliseconds from a worker to another one and back.
         """
-        self._rate, self._placed = rate, (rate, round_trip_ms)
+        self._rate = rate
+        self._link = rate, round_trip_ms
         self.limit(measure=False)
-        self._hold(round_trip_ms / 2000)
+        self._set_delay(round_trip_ms / 2000)
 
     def gather(self):
-        """Take rate and delay away."""
-        if self._placed:
+        """Remove rate and delay."""
+        if self._link:
             self.unlimit()
-        self._placed = None
-        self._hold(0.0)
+        self._link = None
+        self._set_delay(0.0)
 
     def measure(self):
-        """Return what the links are, measured once: `mbit`, and `ping_ms`.
-
-        That is what one connection carries, and the time of a round trip.
-        """
-        if self._placed not in self._measured:
-            mbit, ping_ms = self._transfer(0, _SECONDS), 1000 * self.ping()
-            self._measured[self._placed] = {"mbit": mbit, "ping_ms": ping_ms}
-        return self._measured[self._placed]
+        """Return `mbit` of one connection and `ping_ms`; measures a link once."""
+        if self._link not in self._measurements:
+            mbit, ping_ms = self._transfer(0, _TEST_SECONDS), 1000 * self.ping()
+            self._measurements[self._link] = {"mbit": mbit, "ping_ms": ping_ms}
+        return self._measurements[self._link]
 
     def ping(self):
-        """Return the seconds of a round trip between the first two."""
+        """Return the seconds of a round trip between the first two workers."""
         command = [sys.executable, str(network.TRANSFER), "ping", network.address(1)]
         return float(network.run(*self.command(0, command)))
 
-    def _hold(self, seconds):
+    def _set_delay(self, seconds):
         try:
             self.relay.stdin.write(f"{seconds}\n")
             self.relay.stdin.flush()
@@ -93,29 +92,22 @@ class Distance(network.Namespaces):
 
     def _create(self):
         super()._create()
-        hub, inside = ["ip", "-n", self._hub], ["ip", "netns", "exec", self._hub]
+        ip_hub = ["ip", "-n", self._hub]
+        exec_hub = ["ip", "netns", "exec", self._hub]
         taps = [f"far{i}" for i in range(len(self._machines))]
         for i, tap in enumerate(taps):
-            add = [*inside, "ip", "tuntap", "add", "dev", tap]
+            add = [*exec_hub, "ip", "tuntap", "add", "dev", tap]
             network.run(*add, "mode", "tap", "vnet_hdr")
-            network.run(*hub, "link", "add", f"bridge{i}", "type", "bridge")
-            network.run(*hub, "link", "set", f"bridge{i}", "up")
+            network.run(*ip_hub, "link", "add", f"bridge{i}", "type", "bridge")
+            network.run(*ip_hub, "link", "set", f"bridge{i}", "up")
             for port in (tap, f"port{i}"):
-                network.run(*hub, "link", "set", port, "master", f"bridge{i}", "up")
+                network.run(*ip_hub, "link", "set", port, "master", f"bridge{i}", "up")
         self.relay = subprocess.Popen(
-            [
-                "ip",
-                "netns",
-                "exec",
-                self._hub,
-                sys.executable,
-                str(network.RELAY),
-                *taps,
-            ],
+            [*exec_hub, sys.executable, str(network.RELAY), *taps],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             text=True,
-            start_new_session=True,  # Ctrl-C reaches the benchmark alone
+            start_new_session=True,  # Ctrl-C reaches only the benchmark
         )
         if self.relay.stdout.readline() != "ready\n":
             raise network.NetworkError("The relay between the links did not start")
@@ -128,7 +120,7 @@ class Distance(network.Namespaces):
             super()._delete()
 
     def _end_relay(self):
-        with contextlib.suppress(BrokenPipeError):  # it may have ended by itself
+        with contextlib.suppress(BrokenPipeError):  # the relay may have ended
             self.relay.stdin.close()
         try:
             with contextlib.suppress(subprocess.TimeoutExpired):

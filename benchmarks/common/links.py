@@ -1,8 +1,8 @@
-"""The time of a step by the speed of the links, and its picture.
+"""Computes and draws the time of a step by the speed of the links.
 
-Two workers: local work, a collective's latency for each request, and bytes by speed.
-Gathered, a worker's payload goes to the other one; summed by a ring of N, 2 (N - 1) / N
-of it goes on, which for two is as much.
+A step of two workers takes the local time, a collective's latency per request, and the
+bytes divided by the speed. In a gather each worker sends its payload once. In a ring
+sum of N workers each sends 2 (N - 1) / N payloads, which for two workers is the same.
 """
 
 import itertools
@@ -15,30 +15,30 @@ import numpy as np
 from matplotlib import pyplot as plt
 from matplotlib.ticker import EngFormatter
 
-LATENCY_MS = 2.0  # of a collective of TensorFlow's, on loopback
+LATENCY_MS = 2.0  # of a TensorFlow collective on loopback
 SPEEDS = np.geomspace(1e7, 1e10, 301)  # bits per second
-_TO_THE_LABEL = {
+_LABEL_LINE = {
     "arrowstyle": "-",
     "color": "0.8",
     "linewidth": 0.5,
     "relpos": (0, 0.5),
 }
-_GAP = 0.021  # between labels, of the picture's height
+_GAP = 0.021  # between labels, as a share of the picture's height
 
 
 def step_ms(row, speed):
-    """Return milliseconds of one step.
+    """Return the milliseconds of one step.
 
     Args:
-        row: of `methods.py`.
+        row: a row of `methods.py`.
         speed: bits per second.
     """
-    waits = LATENCY_MS * row["requests"]
-    return row["step_2_ms"] + waits + 8000 * row["bytes_per_step"] / speed
+    latency_ms = LATENCY_MS * row["requests"]
+    return row["step_2_ms"] + latency_ms + 8000 * row["bytes_per_step"] / speed
 
 
 def fastest(rows):
-    """Return (method, from, to) by rising speed, in bits per second."""
+    """Return (method, from, to) of each range of speeds, in bits per second."""
     rows = [row for row in rows if "requests" in row]
     if not rows:
         return []
@@ -51,27 +51,27 @@ def fastest(rows):
 
 
 def winners(rows):
-    """Return a sentence that says which method is the fastest where."""
+    """Return a sentence with the fastest method of each range of speeds."""
     unit = EngFormatter(unit="bit/s", places=0)
     parts = [f"`{name}` from {unit(a)} to {unit(b)}" for name, a, b in fastest(rows)]
     return f"The fastest step of two workers: {', '.join(parts) or 'none'}."
 
 
 def draw(rows, path):
-    """Draw one panel per set of shapes; those that are fastest somewhere in colour.
+    """Draw a panel per set of shapes; methods that are fastest somewhere are colored.
 
     Args:
-        rows: of `methods.py`.
-        path: of the picture; its ending decides on the format.
+        rows: rows of `methods.py`.
+        path: file of the picture; its extension determines the format.
     """
     shapes = list(dict.fromkeys(row["shapes"] for row in rows))
     figure, axes = plt.subplots(
         len(shapes), 1, figsize=(10, 9 * len(shapes)), squeeze=False
     )
     for (axis,), name in zip(axes, shapes, strict=True):
-        of_shapes = [row for row in rows if row["shapes"] == name]
-        _panel(axis, [row for row in of_shapes if "requests" in row])
-        first = of_shapes[0]
+        group = [row for row in rows if row["shapes"] == name]
+        _draw_panel(axis, [row for row in group if "requests" in row])
+        first = group[0]
         axis.set_title(
             f"{first['variables']} variables, {first['parameters']:,} parameters, "
             "two workers, forward and backward pass left out"
@@ -80,7 +80,7 @@ def draw(rows, path):
     plt.close(figure)
 
 
-def _panel(axis, rows):
+def _draw_panel(axis, rows):
     axis.set_xscale("log")
     axis.set_yscale("log")
     axis.set_xlim(SPEEDS[0], SPEEDS[-1])
@@ -100,12 +100,12 @@ def _panel(axis, rows):
             linewidth=2 if color else 0.8,
             zorder=2 if color else 1,
         )
-    _label(axis, rows, colors)
+    _draw_labels(axis, rows, colors)
 
 
-def _label(axis, rows, colors):
-    """Name the lines beside their right ends, in the order of these."""
-    axis.autoscale_view()  # else limits change after heights are known
+def _draw_labels(axis, rows, colors):
+    """Draw the names of the lines at their right ends, in the order of the ends."""
+    axis.autoscale_view()  # fixes the limits before heights are computed
     rows = sorted(rows, key=lambda row: step_ms(row, SPEEDS[-1]))
     to_axes = axis.transAxes.inverted()
     ends = [(SPEEDS[-1], step_ms(row, SPEEDS[-1]) / 1000) for row in rows]
@@ -121,18 +121,19 @@ def _label(axis, rows, colors):
             fontsize=8,
             color=colors.get(name, "0.4"),
             fontweight="bold" if name in colors else "normal",
-            arrowprops=_TO_THE_LABEL,
+            arrowprops=_LABEL_LINE,
         )
 
 
 def _spread(heights):
-    """Return ascending heights, moved as far apart as labels need, within the panel."""
-    apart, below = [], -np.inf
+    """Move ascending heights apart by the gap of labels, within the panel."""
+    result = []
+    lowest = -np.inf
     for height in heights:
-        below = max(height, below + _GAP)
-        apart.append(below)
-    above = max(1.0, _GAP * len(apart))
-    for i in reversed(range(len(apart))):
-        apart[i] = above = min(apart[i], above)
-        above -= _GAP
-    return apart
+        result.append(max(height, lowest))
+        lowest = result[-1] + _GAP
+    highest = max(1.0, _GAP * len(result))
+    for i in reversed(range(len(result))):
+        result[i] = min(result[i], highest)
+        highest = result[i] - _GAP
+    return result

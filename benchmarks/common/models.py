@@ -1,4 +1,4 @@
-"""The models that the step benchmark trains, and their synthetic data."""
+"""Models of the benchmarks, and their synthetic data."""
 
 import keras
 import numpy as np
@@ -15,7 +15,7 @@ def mlp():
 
 
 def tiny():
-    """Return a perceptron that trains in a millisecond, to try the benchmark itself."""
+    """Return a perceptron that trains in a millisecond, for tests of benchmarks."""
     return _mlp(*PERCEPTRONS["tiny"])
 
 
@@ -32,8 +32,8 @@ def large():
 def cnn():
     """Return a convolutional model of 60 trainable variables.
 
-    Layers are normalized within an example: moving averages of a batch normalization
-    would be variables that the strategy has to keep equal, at a collective each.
+    Layers are normalized within an example: for each moving average of a batch
+    normalization the strategy would run a collective.
     """
     # Three stages of images of 16, 8 and 4 pixels square: 5 + 5 + 4 blocks.
     widths = [16] * 5 + [32] * 5 + [64] * 4
@@ -54,9 +54,9 @@ def cnn():
 
 
 def images():
-    """Return the convolutional model, to be trained with many images in a step.
+    """Return the convolutional model, for large batches.
 
-    So it computes for long beside what it exchanges.
+    With these, a step's computation takes long in comparison with its exchange.
     """
     return cnn()
 
@@ -75,18 +75,18 @@ MODELS = {
 
 
 def data(model, seed, batch_size):
-    """Return one batch, the same at every step: images or vectors, and classes."""
+    """Return one batch, used in every step: images or vectors, and classes."""
     random = np.random.default_rng(seed)
     x = random.standard_normal((batch_size, *model.input_shape[1:]), np.float32)
     return x, random.integers(0, model.output_shape[1], batch_size)
 
 
-def _mlp(inputs, units, classes, **of_hidden):
+def _mlp(inputs, units, classes, use_bias=True):
     return keras.Sequential(
         [
             keras.Input((inputs,)),
-            keras.layers.Dense(units, activation="relu", **of_hidden),
-            keras.layers.Dense(units, activation="relu", **of_hidden),
+            keras.layers.Dense(units, activation="relu", use_bias=use_bias),
+            keras.layers.Dense(units, activation="relu", use_bias=use_bias),
             keras.layers.Dense(classes),
         ]
     )

@@ -1,4 +1,4 @@
-"""The networks between workers: this machine's loopback, or links of limited rate."""
+"""Networks between workers: this machine's loopback, or links of limited rate."""
 
 import contextlib
 import json
@@ -10,9 +10,9 @@ import sys
 from tf_dgc.multiworker.launch import launcher
 
 RATES = ("loopback", "10gbit", "1gbit", "100mbit")  # as `tc` writes them
-# Of what passes at once: small against a step. Where it is below a segment of 64 kB,
-# segments are made smaller, or each would be cut into packets on the way, which takes
-# more of the processors than many workers leave.
+# Bursts are small in comparison with a step. For bursts below a segment of 64 kB,
+# segments are smaller too; splitting them on the way would take more processor time
+# than many workers leave.
 _BURSTS = {"10gbit": "512kb", "1gbit": "512kb"}
 _BURST, _SEGMENT = "32kb", 16384
 _LARGEST_SEGMENT = 65536
@@ -24,17 +24,17 @@ _LOOPBACK = pathlib.Path("/sys/class/net/lo/statistics")
 
 
 class NetworkError(RuntimeError):
-    """The namespaces or their links could not be set up."""
+    """Setting up the namespaces or their links failed."""
 
 
-def connect(rate, num_workers, num_clusters, inside=1):
-    """Return the context manager of a network on which clusters of workers can run.
+def connect(rate, num_workers, num_clusters, node_size=1):
+    """Return a network for clusters of workers, as a context manager.
 
     Args:
-        rate: of the links; see `RATES`.
-        num_workers: of a cluster.
-        num_clusters: that there may be, one beside the other.
-        inside: workers that have a namespace together, without a limit between them.
+        rate: rate of the links; see `RATES`.
+        num_workers: number of workers of a cluster.
+        num_clusters: largest number of simultaneous clusters.
+        node_size: number of workers of a machine, with no limit between them.
 
     Raises:
         PermissionError: for a limited rate without root.
@@ -46,72 +46,69 @@ def connect(rate, num_workers, num_clusters, inside=1):
             f"--rate {rate} puts workers into network namespaces, which needs root. "
             "Run this with sudo, or choose --rate loopback."
         )
-    return Namespaces(rate, num_workers, inside)
+    return Namespaces(rate, num_workers, node_size)
 
 
 class Loopback(contextlib.nullcontext):
-    """All workers on 127.0.0.1, nothing limited.
+    """All workers on 127.0.0.1 without limits.
 
     Attributes:
-        measured_mbit: what the slowest link carried in a test; None, not measured.
+        measured_mbit: None; see `Namespaces`.
     """
 
     measured_mbit = None
 
     def __init__(self, num_workers, num_clusters):
         super().__init__(self)
-        # All at once: a port is free again, and may be found twice, once it was found.
+        # One call for all: a second call may return the same free port.
         self._ports = launcher.free_ports(num_workers * num_clusters)
         self._num_workers = num_workers
 
     def addresses(self, cluster):
-        """Return one address and port per worker of a cluster, given by its number."""
+        """Return one address and port per worker of the cluster with an index."""
         first = cluster * self._num_workers
         ports = self._ports[first : first + self._num_workers]
         return [f"127.0.0.1:{port}" for port in ports]
 
     def command(self, rank, command):
-        """Return the command that runs `command` where that worker belongs."""
+        """Return the command that runs `command` on a worker's machine."""
         del rank
         return command
 
-    def sent(self, what="bytes"):
-        """Return the bytes, or the "packets", sent so far, all workers together.
-
-        On loopback that is whatever this machine sent to itself.
-        """
-        return int((_LOOPBACK / f"tx_{what}").read_text())
+    def sent(self, unit="bytes"):
+        """Return the "bytes" or "packets" that this machine has sent to itself."""
+        return int((_LOOPBACK / f"tx_{unit}").read_text())
 
     def sent_by_each(self):
-        """Return the bytes that each worker has sent: zeros, as nobody knows them."""
+        """Return zeros: loopback does not count the bytes of each worker."""
         return [0] * self._num_workers
 
     def limit(self, measure=True):
-        """Apply the rate (there is none)."""
+        """Do nothing: there is no rate."""
 
     def unlimit(self):
-        """Lift the limit."""
+        """Do nothing: there is no rate."""
 
 
 class Namespaces:
-    """One network namespace per machine, joined by a bridge in one more.
+    """One network namespace per machine, joined by a bridge in another namespace.
 
-    A machine has one worker, or several. A token bucket filter at both ends of its link
-    limits what it sends and what it receives. Nothing is added to the namespace that
-    this machine itself uses: removing the namespaces removes everything.
+    A machine has one worker or several. Token bucket filters at both ends of its link
+    limit both directions. The default namespace is not changed: removing the namespaces
+    removes everything.
 
     Attributes:
-        measured_mbit: what the slowest link carried in a test after `limit`.
+        measured_mbit: Mbit/s of the slowest link, as measured by `limit`.
     """
 
-    def __init__(self, rate, num_workers, inside=1):
+    def __init__(self, rate, num_workers, node_size=1):
         self._rate = rate
-        self._inside = inside
+        self._inside = node_size
         self._num_workers = num_workers
         prefix = f"dgc{os.getpid()}"
         self._hub = f"{prefix}-hub"
-        number = num_workers // inside
-        self._machines = [f"{prefix}-m{machine}" for machine in range(number)]
+        num_machines = num_workers // node_size
+        self._machines = [f"{prefix}-m{machine}" for machine in range(num_machines)]
         self.measured_mbit = None
 
     def __enter__(self):
@@ -126,34 +123,30 @@ class Namespaces:
         self._delete()
 
     def addresses(self, cluster):
-        """Return one address and port per worker of a cluster, given by its number."""
+        """Return one address and port per worker of the cluster with an index."""
         first = _FIRST_PORT + cluster * self._inside
         places = [divmod(rank, self._inside) for rank in range(self._num_workers)]
         return [f"{address(machine)}:{first + place}" for machine, place in places]
 
     def command(self, rank, command):
-        """Return the command that runs `command` where that worker belongs."""
-        return self._within(rank // self._inside, command)
+        """Return the command that runs `command` on a worker's machine."""
+        return self._machine_command(rank // self._inside, command)
 
-    def _within(self, machine, command):
+    def _machine_command(self, machine, command):
         return ["ip", "netns", "exec", self._machines[machine], *command]
 
-    def sent(self, what="bytes"):
-        """Return what all workers' links carried away from them so far.
+    def sent(self, unit="bytes"):
+        """Return the "bytes" or "packets" that all machines have sent."""
+        return sum(self.sent_by_each(unit))
 
-        Args:
-            what: "bytes" or "packets".
-        """
-        return sum(self.sent_by_each(what))
-
-    def sent_by_each(self, what="bytes"):
-        """Return likewise what each machine's link carried, by machine."""
+    def sent_by_each(self, unit="bytes"):
+        """Return the "bytes" or "packets" that each machine has sent."""
         links = json.loads(run("ip", "-n", self._hub, "-s", "-j", "link"))
-        found = {link["ifname"]: link["stats64"]["rx"][what] for link in links}
-        return [found[f"port{rank}"] for rank in range(len(self._machines))]
+        counts = {link["ifname"]: link["stats64"]["rx"][unit] for link in links}
+        return [counts[f"port{machine}"] for machine in range(len(self._machines))]
 
     def limit(self, measure=True):
-        """Apply the rate; and measure what the links carry then."""
+        """Apply the rate, and measure the rate of the links unless told not to."""
         for namespace, device in self._ends():
             run(
                 *("tc", "-n", namespace, "qdisc", "replace", "dev", device, "root"),
@@ -161,20 +154,20 @@ class Namespaces:
                 *("latency", "100ms"),
             )
         if self._rate not in _BURSTS:
-            self._segment(_SEGMENT)
+            self._set_segment_size(_SEGMENT)
         if measure:
             self.measured_mbit = min(
-                self._transfer(rank) for rank in range(len(self._machines))
+                self._transfer(machine) for machine in range(len(self._machines))
             )
 
     def unlimit(self):
-        """Lift the limit."""
+        """Remove the limit."""
         for namespace, device in self._ends():
             run("tc", "-n", namespace, "qdisc", "del", "dev", device, "root")
-        self._segment(_LARGEST_SEGMENT)
+        self._set_segment_size(_LARGEST_SEGMENT)
 
-    def _segment(self, size):
-        """Let no segment that a worker sends have more bytes."""
+    def _set_segment_size(self, size):
+        """Set the largest number of bytes of a segment that a worker sends."""
         for machine in self._machines:
             run("ip", "-n", machine, "link", "set", "eth0", "gso_max_size", str(size))
 
@@ -184,42 +177,44 @@ class Namespaces:
             run("ip", "-n", namespace, "link", "set", "lo", "up")
         run("ip", "-n", self._hub, "link", "add", "bridge", "type", "bridge")
         run("ip", "-n", self._hub, "link", "set", "bridge", "up")
-        for i, worker in enumerate(self._machines):
+        for i, machine in enumerate(self._machines):
             run(
                 *("ip", "link", "add", f"port{i}", "netns", self._hub),
-                *("type", "veth", "peer", "name", "eth0", "netns", worker),
+                *("type", "veth", "peer", "name", "eth0", "netns", machine),
             )
-            hub, end = ["ip", "-n", self._hub], ["ip", "-n", worker]
-            run(*hub, "link", "set", f"port{i}", "master", "bridge", "up")
-            run(*end, "address", "add", f"{address(i)}/24", "dev", "eth0")
-            run(*end, "link", "set", "eth0", "up")
+            ip_hub, ip_machine = ["ip", "-n", self._hub], ["ip", "-n", machine]
+            run(*ip_hub, "link", "set", f"port{i}", "master", "bridge", "up")
+            run(*ip_machine, "address", "add", f"{address(i)}/24", "dev", "eth0")
+            run(*ip_machine, "link", "set", "eth0", "up")
 
     def _delete(self):
         for namespace in (*self._machines, self._hub):
             subprocess.run(
                 ["ip", "netns", "delete", namespace],
-                stderr=subprocess.DEVNULL,  # what was interrupted may lack some
+                stderr=subprocess.DEVNULL,  # after an interrupt some may be missing
                 check=False,
             )
 
     def _ends(self):
         """Return both ends of every link: namespace and device."""
-        for i, worker in enumerate(self._machines):
-            yield worker, "eth0"
+        for i, machine in enumerate(self._machines):
+            yield machine, "eth0"
             yield self._hub, f"port{i}"
 
-    def _transfer(self, rank, seconds=1.0):
-        """Return what the link from one worker to the next carries, in Mbit/s."""
-        to = (rank + 1) % len(self._machines)
-        ends = [(to, "receive"), (rank, "send")]
+    def _transfer(self, machine, seconds=1.0):
+        """Return the measured rate from one machine to the next, in Mbit/s."""
+        target = (machine + 1) % len(self._machines)
+        roles = [(target, "receive"), (machine, "send")]
         command = [sys.executable, str(TRANSFER)]
         receiver, sender = (
             subprocess.Popen(
-                self._within(i, [*command, what, address(to), str(seconds)]),
+                self._machine_command(
+                    i, [*command, role, address(target), str(seconds)]
+                ),
                 stdout=subprocess.PIPE,
                 text=True,
             )
-            for i, what in ends
+            for i, role in roles
         )
         try:
             output, _ = receiver.communicate(timeout=60)
@@ -234,16 +229,16 @@ class Namespaces:
         return float(output) / 1e6
 
 
-def address(rank):
+def address(machine):
     """Return the address of a machine."""
-    return f"10.77.0.{rank + 1}"
+    return f"10.77.0.{machine + 1}"
 
 
 def run(*command):
-    """Return what a command prints.
+    """Run a command and return its output.
 
     Raises:
-        NetworkError: if it fails, with what it says.
+        NetworkError: if it fails, with its error output.
     """
     finished = subprocess.run(command, capture_output=True, text=True, check=False)
     if finished.returncode:

@@ -1,6 +1,6 @@
-"""What `step.py --peers` compares with: PyTorch's DistributedDataParallel over gloo.
+"""Modes of `step.py --peers`: PyTorch's DistributedDataParallel over gloo.
 
-Nothing here imports PyTorch or TensorFlow: it is what workers of both have in common.
+Workers of PyTorch and of TensorFlow share this module, which imports neither.
 """
 
 import importlib.util
@@ -18,11 +18,11 @@ PERCEPTRONS = {
     "tiny": (64, 256, 10),
     "medium": (256, 880, 10),
 }
-"""Inputs, units of two hidden layers, and classes."""
+"""By name: inputs, units of both hidden layers, and classes."""
 
 
 def problem(model, loop):
-    """Return why PyTorch cannot be compared with; None if it can."""
+    """Return why a comparison with PyTorch is impossible; None if it is possible."""
     if model not in PERCEPTRONS:
         return f"trains --model {' or '.join(PERCEPTRONS)}. Received: --model {model}"
     if loop != "custom":

@@ -1,4 +1,4 @@
-"""Optimizers of local steps, and what they are compared with, by name."""
+"""Optimizers by name: local steps, and methods to compare them with."""
 
 import keras
 
@@ -10,26 +10,26 @@ LOCAL = {
     "diloco": tf_dgc.diloco,
     "sparse_loco": tf_dgc.sparse_loco,
 }
-"""Exchange every H steps."""
+"""Modes that exchange every H steps."""
 CONTROL = "dense adamw"
-"""The dense run of `WITH_ADAMW`, by which their learning rate is chosen."""
+"""The dense run whose learning rate the runs of `WITH_ADAMW` use."""
 WITH_ADAMW = (CONTROL, "diloco", "sparse_loco")
 EVERY_STEP = ("dense", "dgc", "demo")
-"""Exchange in every step."""
+"""Modes that exchange in every step."""
 MODES = ["none", *EVERY_STEP, *LOCAL]
 
 
 def optimizer(name, period):
-    """Return the optimizer of a mode: `none`, of `EVERY_STEP`, or of `LOCAL`.
+    """Return the optimizer of a mode: "none", or one of `EVERY_STEP` or `LOCAL`.
 
     Args:
-        name: of the mode.
-        period: steps from one exchange to the next, for those of `LOCAL`.
+        name: name of the mode.
+        period: steps from one exchange to the next, for modes of `LOCAL`.
     """
     momentum = 0.0 if name in method_settings.ARE_MOMENTUM else 0.9
     sgd = keras.optimizers.SGD(1e-3, momentum=momentum)
     if name in LOCAL:
-        inner = sgd if name == "local_sgd" else None  # the paper's
+        inner = sgd if name == "local_sgd" else None  # None is the paper's
         return LOCAL[name](inner, period)
     if name in ("none", "dense"):
         return sgd

@@ -1,4 +1,4 @@
-"""A process of its own, for what is measured only once in one; and its memory."""
+"""Calls functions in new processes, and measures the memory of a process."""
 
 import concurrent.futures
 import multiprocessing
@@ -6,12 +6,12 @@ import os
 
 
 def call(function, *arguments):
-    """Call a function in a new process: TensorFlow's threads are chosen only once.
+    """Call a function in a new process, which can still set TensorFlow's threads.
 
-    It is forked from one that has imported the package, and done nothing else.
+    The process is forked from one that has only imported the package.
     """
-    # It would import from the current directory first: sources instead of what is
-    # installed, and without the native operations.
+    # Keeps the process from importing the sources in the current directory, which may
+    # lack native operations, in place of the installed package.
     os.environ.setdefault("PYTHONSAFEPATH", "1")
     context = multiprocessing.get_context("forkserver")
     context.set_forkserver_preload(["tf_dgc"])
@@ -25,13 +25,13 @@ def resident():
 
 
 def forget_peak():
-    """Let `peak` begin from here."""
+    """Reset the peak that `peak` returns."""
     with open("/proc/self/clear_refs", "w", encoding="ascii") as file:
         file.write("5")
 
 
 def peak():
-    """Return the most bytes that this process has had in memory."""
+    """Return the most bytes that this process has had in memory since the reset."""
     return _status("VmHWM")
 
 

@@ -1,11 +1,10 @@
-"""How far a benchmark is: bars on a terminal, and elsewhere a line for each item.
+"""Progress of a benchmark: bars on a terminal, and elsewhere a line per item.
 
     for name in progress.track(names, "methods", str):
         measure(name)
 
-All of it goes to standard error, and a loop within a loop has a bar below the other's.
-Bars are drawn between items alone: a thread that drew them would take time from what is
-measured.
+Output goes to standard error; the bar of a nested loop is below that of the outer loop.
+Bars are drawn only between items, since a thread that draws would disturb measurements.
 """
 
 import atexit
@@ -25,74 +24,74 @@ from rich.progress import (
 from rich.table import Column
 from rich.text import Text
 
-_REDRAW = 0.2  # seconds, of items without names
+_REDRAW = 0.2  # seconds between drawings, for items without names
 
 
-def track(items, what, name=None):
-    """Yield the items, and show how many of them are done.
+def track(items, plural, name=None):
+    """Yield the items, and show how many are done.
 
     Args:
-        items: of a loop; they are counted before it begins.
-        what: noun for them, in the plural.
-        name: function that returns what an item is called; None for items that are only
-            counted, of which nothing is said where there is no terminal.
+        items: items of a loop.
+        plural: noun for the items, in the plural.
+        name: function that returns an item's name; None for items that are only
+            counted, and not shown without a terminal.
     """
     items = list(items)
     if _bars.begin():
-        yield from _bars.track(items, what, name)
+        yield from _bars.track(items, plural, name)
         return
     for number, item in enumerate(items, 1):
         if name:
-            line = f"{what}: {name(item)} ({number} of {len(items)})"
+            line = f"{plural}: {name(item)} ({number} of {len(items)})"
             print(line, file=sys.stderr, flush=True)
         yield item
 
 
 def stop():
-    """Take away the bars of loops that an error has ended."""
+    """Remove the bars of loops that an error has ended."""
     _bars.stop()
 
 
-class _Left(ProgressColumn):
-    """The time that is left, if items to come take what others took in the mean."""
+class _RemainingTime(ProgressColumn):
+    """Estimates the remaining time from the mean of finished items."""
 
     def render(self, task):
-        spent = task.fields["spent"]
-        # What an earlier run has done takes no time, and says nothing of the others.
-        told = [s for s in spent if s > max(spent) / 100]
-        if not told:
+        seconds = task.fields["seconds"]
+        # Rows of an earlier run take no time and do not count.
+        measured = [s for s in seconds if s > max(seconds) / 100]
+        if not measured:
             return Text("")
-        left = round((task.total - len(spent)) * statistics.mean(told))
-        return Text(f"{datetime.timedelta(seconds=left)} left")
+        remaining = round((task.total - len(seconds)) * statistics.mean(measured))
+        return Text(f"{datetime.timedelta(seconds=remaining)} left")
 
 
 class _Item(ProgressColumn):
-    """What the item is called, as far as there is room."""
+    """The item's name, truncated to the width of the terminal."""
 
     def render(self, task):
         return Text(task.fields["item"], no_wrap=True, overflow="ellipsis")
 
 
 def _columns():
-    whole = Column(no_wrap=True)
+    fixed = Column(no_wrap=True)
     return (
-        TextColumn("{task.description}", markup=False, table_column=whole),
-        BarColumn(bar_width=20, table_column=whole),
-        MofNCompleteColumn(table_column=whole),
-        _Left(table_column=whole),
+        TextColumn("{task.description}", markup=False, table_column=fixed),
+        BarColumn(bar_width=20, table_column=fixed),
+        MofNCompleteColumn(table_column=fixed),
+        _RemainingTime(table_column=fixed),
         _Item(),
     )
 
 
 class _Bars:
-    """One bar for each loop that is under way, the outermost first."""
+    """One bar per running loop, the outermost first."""
 
     def __init__(self):
         self._progress = None
         self._drawn = 0.0
 
     def begin(self):
-        """Return whether there is a terminal, on which bars are shown from now on."""
+        """Start showing bars if there is a terminal; return whether there is one."""
         if self._progress is None:
             console = Console(stderr=True)
             if not console.is_interactive:
@@ -102,33 +101,33 @@ class _Bars:
                 console=console,
                 auto_refresh=False,
                 transient=True,
-                redirect_stdout=False,  # it would go to standard error
+                redirect_stdout=False,  # else it would go to standard error
             )
             self._progress.start()
-            console.show_cursor()  # or what is killed leaves a terminal without one
+            console.show_cursor()  # for the terminal of a killed process
         return True
 
-    def track(self, items, what, name):
-        """Yield the items, with a bar for them."""
-        progress, spent = self._progress, []
+    def track(self, items, plural, name):
+        """Yield the items, and show a bar for them."""
+        progress, seconds = self._progress, []
         outermost = not progress.tasks
-        bar = progress.add_task(what, total=len(items), item="", spent=spent)
+        bar = progress.add_task(plural, total=len(items), item="", seconds=seconds)
         try:
             for item in items:
                 progress.update(
-                    bar, completed=len(spent), item=name(item) if name else ""
+                    bar, completed=len(seconds), item=name(item) if name else ""
                 )
                 self._draw(progress, always=name is not None)
                 start = time.monotonic()
                 yield item
-                spent.append(time.monotonic() - start)
+                seconds.append(time.monotonic() - start)
         finally:
             progress.remove_task(bar)
             if outermost and progress is self._progress:
                 self.stop()
 
     def stop(self):
-        """Take all bars away."""
+        """Remove all bars."""
         if self._progress:
             self._progress.stop()
             self._progress = None
@@ -140,5 +139,5 @@ class _Bars:
 
 
 _bars = _Bars()
-# Errors that end a benchmark are shown above the bars, which go last.
+# Removes the bars after the traceback of an error.
 atexit.register(_bars.stop)

@@ -1,9 +1,9 @@
-"""What the benchmarks share: the closing table, and JSON that says what was measured.
+"""Reports the rows of a benchmark as a table, Markdown, and JSON with provenance.
 
     reporting.report(rows, columns, "Compressing 1 M entries", json_path)
 
-A row is a dictionary; a column is (key, heading, format), with a format specification
-of Python, such as ",d" or ".1f".
+A row is a dictionary; a column is (key, heading, format), with a Python format
+specification such as ",d" or ".1f".
 """
 
 import io
@@ -22,16 +22,14 @@ from common import progress
 
 
 def report(rows, columns, title, json_path=None, origin=None):
-    """Print the rows as a table, and below it in which setting they were measured.
-
-    All of it is written as JSON if a path is given.
+    """Print the rows as a table, with the setting of the measurement below.
 
     Args:
-        rows: dictionaries; what a row lacks, or is None, is left blank in the table.
-        columns: (key, heading, format) of what the table shows, in this order.
-        title: of the table.
-        json_path: a file for the rows with all their keys, and versions and commit.
-        origin: a dictionary of the latter; that of `provenance` if it is None.
+        rows: dictionaries; missing values and None are blank in the table.
+        columns: (key, heading, format) of each column.
+        title: title of the table.
+        json_path: a JSON file for the rows with all their keys and the origin.
+        origin: dictionary of versions and commit; None for that of `provenance`.
     """
     progress.stop()
     origin = provenance() if origin is None else origin
@@ -42,11 +40,11 @@ def report(rows, columns, title, json_path=None, origin=None):
 
 
 def report_all(tables, path=None):
-    """Print several tables of rows that say their own setting, as `report` does.
+    """Print several tables, as `report` does, of rows that contain their origin.
 
     Args:
-        tables: (title, rows, columns) of each, and lines of text to stand below it.
-        path: a file for all of them as Markdown; None for none.
+        tables: (title, rows, columns, *lines of text below) of each table.
+        path: a Markdown file for all of them; None for none.
     """
     text = []
     for title, rows, columns, *notes in tables:
@@ -59,44 +57,43 @@ def report_all(tables, path=None):
 
 
 def setting(rows, origin):
-    """Return the processor, and whether TensorFlow used oneDNN, of all rows.
+    """Return the processor, and whether TensorFlow used oneDNN, as a sentence.
 
-    Times of different settings do not compare: if rows differ, the text says so.
+    Times of different settings are not comparable: if rows differ, the text says so.
 
     Args:
-        rows: dictionaries; what they say of themselves goes before `origin`.
-        origin: a dictionary, as of `provenance`.
+        rows: dictionaries; their values take precedence over `origin`.
+        origin: a dictionary with keys of `provenance`.
     """
-    found = dict.fromkeys(_setting({**origin, **row}) for row in rows)
-    if len(found) == 1:
-        return next(iter(found))
-    return "Times do not compare, for settings differ: " + "; ".join(found)
+    settings = dict.fromkeys(_row_setting({**origin, **row}) for row in rows)
+    if len(settings) == 1:
+        return next(iter(settings))
+    return "Times do not compare, for settings differ: " + "; ".join(settings)
 
 
-def _setting(row):
+def _row_setting(row):
     if "card" in row:
         return row["card"]
     onednn = {True: "on", False: "off"}.get(row.get("onednn"), "unknown")
     text = f"Processor: {row.get('processor', 'unknown')}, oneDNN {onednn}"
-    slow = row.get("no_native_operations")
-    return f"{text}, no native operations ({slow})" if slow else text
+    reason = row.get("no_native_operations")
+    return f"{text}, no native operations ({reason})" if reason else text
 
 
 def markdown(rows, columns):
-    """Return the table as Markdown, for the documentation; see `report`."""
+    """Return the table as Markdown; arguments as for `report`."""
     text = io.StringIO()
     _print(_table(rows, columns, box=box.MARKDOWN), Console(file=text))
     return "\n".join(line for line in text.getvalue().splitlines() if line.strip())
 
 
 def write(rows, path, origin=None):
-    """Write rows as JSON, with all their keys, and with `origin`.
+    """Write rows with all their keys as JSON.
 
     Args:
         rows: dictionaries.
-        path: of the file.
-        origin: what else to say of every row, where it does not itself; None for
-            `provenance()`.
+        path: path of the file.
+        origin: default values of every row; None for `provenance()`.
     """
     origin = provenance() if origin is None else origin
     text = json.dumps([{**origin, **row} for row in rows], indent=2)
@@ -104,13 +101,11 @@ def write(rows, path, origin=None):
 
 
 def provenance():
-    """Return versions, commit, processor, and what operations take their times.
+    """Return versions, commit, processor, and which operations were used.
 
-    TensorFlow's may use oneDNN; why there are no native ones is said where there are
-    none.
-
-    The commit is the benchmark's, with "-dirty" if files differ from it. It is also
-    that of the package where this was imported from the same checkout.
+    `onednn` is whether TensorFlow uses oneDNN; `no_native_operations` is the reason if
+    there are none, else None. `commit` is that of the benchmark, with "-dirty" if files
+    differ from it, and that of the package too if `package_from_checkout`.
     """
     import keras
     import tensorflow as tf
@@ -146,8 +141,7 @@ def _table(rows, columns, **style):
 
 
 def _print(table, console):
-    # A table that is wider than the terminal, or than 80 characters in a file, is
-    # still better than one with its figures cut off.
+    # Wider than the terminal, or than 80 characters in a file, rather than truncated.
     unlimited = console.options.update(width=1000)
     console.width = Measurement.get(console, unlimited, table).maximum
     console.print(table)
@@ -159,16 +153,16 @@ def _cell(value, spec):
 
 def commit():
     """Return the checkout's commit, with "-dirty" if files differ from it."""
-    found = _git("rev-parse", "HEAD")
+    head = _git("rev-parse", "HEAD")
     changes = _git("status", "--porcelain", "--untracked-files=no")
-    if found is None or changes is None:
+    if head is None or changes is None:
         return "unknown"  # not a checkout
-    return found + ("-dirty" if changes else "")
+    return head + ("-dirty" if changes else "")
 
 
 def _git(*arguments):
     folder = pathlib.Path(__file__).parent
-    # With sudo, the checkout is somebody else's, which git distrusts.
+    # With sudo the checkout belongs to another user, and git would refuse to read it.
     command = ["git", "-C", str(folder), "-c", "safe.directory=*", *arguments]
     try:
         finished = subprocess.run(command, capture_output=True, text=True, check=True)

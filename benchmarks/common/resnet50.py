@@ -5,24 +5,24 @@ import math
 
 def shapes():
     """Return the shapes: kernel, scale and bias of each layer, then the classifier."""
-    found = _convolution(7, 3, 64)
+    layers = _convolution(7, 3, 64)
     channels = 64
     for width, blocks in [(64, 3), (128, 4), (256, 6), (512, 3)]:
         for block in range(blocks):
             if block == 0:
-                found += _convolution(1, channels, 4 * width)
-            found += _convolution(1, channels, width)
-            found += _convolution(3, width, width)
-            found += _convolution(1, width, 4 * width)
+                layers += _convolution(1, channels, 4 * width)
+            layers += _convolution(1, channels, width)
+            layers += _convolution(3, width, width)
+            layers += _convolution(1, width, 4 * width)
             channels = 4 * width
-    return [*found, (channels, 1000), (1000,)]
+    return [*layers, (channels, 1000), (1000,)]
 
 
 def sizes():
-    """Return (entries, whether the tensor is sent whole) of every variable."""
+    """Return (entries, whether the tensor is uncompressed) of every variable."""
     return [(math.prod(shape), len(shape) < 2) for shape in shapes()]
 
 
 def _convolution(kernel, before, after):
-    """Return its shapes, and those of the normalization behind it."""
+    """Return the shapes of a convolution and of the normalization after it."""
     return [(kernel, kernel, before, after), (after,), (after,)]

@@ -10,12 +10,12 @@ import numpy as np
 
 
 def read_rows(paths):
-    """Return the rows of several files, lines of JSON, or a list of them."""
+    """Return the rows of several files of JSON lines or JSON lists."""
     return [row for path in paths for row in _parse(pathlib.Path(path).read_text())]
 
 
 def group_rows(rows, names):
-    """Return rows by what they have under these names, in order of the first ones."""
+    """Group rows by their values of `names`, in order of first occurrence."""
     groups = {}
     for row in rows:
         groups.setdefault(tuple(row[name] for name in names), []).append(row)
@@ -25,26 +25,26 @@ def group_rows(rows, names):
 def _parse(text):
     if text.startswith("["):
         return json.loads(text)
-    return [row for line in text.splitlines() if (row := _line(line)) is not None]
+    return [row for line in text.splitlines() if (row := _parse_line(line)) is not None]
 
 
-def _line(line):
+def _parse_line(line):
     try:
         return json.loads(line)
-    except json.JSONDecodeError:  # the last one, of a process that was killed
+    except json.JSONDecodeError:  # the last line of a killed process
         return None
 
 
 class ResumableRows:
-    """Rows of runs, each with a key, appended to a file as soon as a run ends.
+    """Rows of runs, each with a key, appended to a file when the run ends.
 
-    Several processes may append to a file at once, of which each does other runs; what
-    another one has done meanwhile is not done again.
+    Several processes with different runs may append to a file at once. A run that
+    another process has finished meanwhile is not repeated.
 
     Args:
-        path: of the file; None to keep rows in memory alone.
-        keys: names of what tells one run from another.
-        origin: what else to say of every row.
+        path: path of the file; None for rows in memory only.
+        keys: names of the values that identify a run.
+        origin: additional values of every row.
     """
 
     def __init__(self, path, keys, origin):
@@ -58,32 +58,34 @@ class ResumableRows:
         return list(self._rows.values())
 
     def row(self, key, measure):
-        """Return the row of a run, which is run if it is not there.
+        """Return the row of a run; measure it if it is missing.
 
         Args:
             key: dictionary with `keys`.
-            measure: called with the run's `RunCheckpoint`; returns the rest of the row.
+            measure: function of the run's `RunCheckpoint` that returns the rest of the
+                row.
         """
         if self._key(key) not in self._rows:
             self._rows |= self._read()
         row = self._rows.get(self._key(key))
         if row is None:
-            saved = self._saved(key)
-            measured = measure(saved)
-            row = {**self._origin, **key, **measured, **saved.commits_of_row()}
+            checkpoint = self._checkpoint(key)
+            values = measure(checkpoint)
+            row = {**self._origin, **key, **values, **checkpoint.commits_of_row()}
             self._append(row)
             self._rows[self._key(key)] = row
-            saved.forget()
+            checkpoint.forget()
         return row
 
     def _read(self):
-        there = self._path is not None and self._path.exists()
-        return {self._key(row): row for row in read_rows([self._path] if there else [])}
+        if self._path is None or not self._path.exists():
+            return {}
+        return {self._key(row): row for row in read_rows([self._path])}
 
     def _key(self, row):
         return tuple(row.get(name) for name in self._keys)
 
-    def _saved(self, key):
+    def _checkpoint(self, key):
         commit = self._origin.get("commit", "unknown")
         if self._path is None:
             return RunCheckpoint(None, commit=commit)
@@ -99,18 +101,19 @@ class ResumableRows:
         with open(self._path, "ab+") as file:
             end = file.seek(0, os.SEEK_END)
             file.seek(max(0, end - 1))
-            torn = file.read() not in (b"", b"\n")
-            file.write(b"\n" * torn + json.dumps(row).encode() + b"\n")
+            if file.read() not in (b"", b"\n"):  # an incomplete line
+                file.write(b"\n")
+            file.write(json.dumps(row).encode() + b"\n")
             file.flush()
             os.fsync(file.fileno())
 
 
 class RunCheckpoint:
-    """A checkpoint of one run, saved now and then, from which a killed run resumes.
+    """A checkpoint of one run, saved regularly, from which a killed run resumes.
 
     Args:
-        path: of a file; None to remember nothing.
-        every: seconds from one time to the next.
+        path: path of the file; None to save nothing.
+        every: seconds from one save to the next.
         commit: commit of this checkout.
     """
 
@@ -120,28 +123,29 @@ class RunCheckpoint:
         self._last = time.monotonic()
 
     def load(self):
-        """Return the last arrays by name and notes, or None."""
+        """Return the saved arrays by name, and notes; None without a checkpoint."""
         if self._path is None or not self._path.exists():
             return None
         with np.load(self._path) as file:
             arrays = {name: file[name] for name in file.files if name != "notes"}
             notes = json.loads(str(file["notes"]))
-        before = notes.pop("commits", ["unknown"])
-        self._commits = before + [self._commit] * (before[-1] != self._commit)
+        self._commits = notes.pop("commits", ["unknown"])
+        if self._commits[-1] != self._commit:
+            self._commits.append(self._commit)
         return arrays, notes
 
     def commits_of_row(self):
-        """Return what a row says if a run went on at other commits than it began at."""
+        """Return the row's values for a run that resumed at another commit, else {}."""
         first, *others = self._commits
         return {"commit": first, "resumed_at": others} if others else {}
 
     def is_due(self):
-        """Return whether it is time to save."""
+        """Whether it is time to save."""
         due = time.monotonic() - self._last >= self._every
         return self._path is not None and due
 
     def save(self, arrays, notes):
-        """Remember arrays by name, and notes that JSON can hold."""
+        """Save arrays by name, and notes that JSON can represent."""
         content = io.BytesIO()
         notes = json.dumps({**notes, "commits": self._commits})
         np.savez(content, notes=notes, **arrays)
@@ -155,6 +159,6 @@ class RunCheckpoint:
         self._last = time.monotonic()
 
     def forget(self):
-        """Remove what is remembered."""
+        """Delete the checkpoint."""
         if self._path is not None:
             self._path.unlink(missing_ok=True)

@@ -1,4 +1,4 @@
-"""Processes of a benchmark with a parameter server: the server, and slow workers.
+"""Processes of a benchmark with a parameter server: the server and its workers.
 
 Every line of standard input is a JSON object, answered by one on standard output.
 """
@@ -21,11 +21,11 @@ from tf_dgc.server import tasks
 from tf_dgc.server.process import ServerLoop
 from tf_dgc.server.sessions import Limits
 
-WARM = 3
+WARMUP_STEPS = 3
 
 
 class Server:
-    """The server, in threads of its own.
+    """The server, which runs in its own threads.
 
     Args:
         task: task of this process.
@@ -33,12 +33,12 @@ class Server:
 
     def __init__(self, task):
         self._transport = rpc.Server(task.server, 2 * task.num_workers)
-        say = {"log": lambda line: print(line, flush=True)}
-        limits = Limits.from_environment()
-        self._loop = ServerLoop(self._transport, task.num_workers, limits, **say)
+        self._loop = ServerLoop(
+            self._transport, task.num_workers, Limits.from_environment(), log=_log
+        )
         self._service = self._loop.runs.service(0)
-        self._serves = threading.Thread(target=self._loop.run, daemon=True)
-        self._serves.start()
+        self._loop_thread = threading.Thread(target=self._loop.run, daemon=True)
+        self._loop_thread.start()
         threading.Thread(target=self._wake, daemon=True).start()
 
     def _wake(self):
@@ -48,24 +48,28 @@ class Server:
 
     @property
     def model(self):
-        """What is served; None before the first worker has handed it over."""
+        """The model; None before the first worker has sent it."""
         return self._service.model
 
     def answer(self, request):
-        """Return what has been done so far."""
+        """Return the counts of updates, ages of pushes and late pushes."""
         del request
         service = self._service
-        if not (self._serves.is_alive() or service.is_finished):
-            raise RuntimeError("the server has ended, by what stands above")
+        if not (self._loop_thread.is_alive() or service.is_finished):
+            raise RuntimeError("the server has ended; see its log above")
         model = service.model
         if model is None:
             return {}
-        ages = {str(age): number for age, number in model.ages.items()}
+        ages = {str(age): count for age, count in model.ages.items()}
         return {"updates": model.clock, "ages": ages, "late": service.pushes.num_late}
 
 
+def _log(line):
+    print(line, flush=True)
+
+
 class Worker:
-    """A worker, which sleeps so that a step takes as long as on a machine of its own.
+    """A worker that sleeps until a step has taken as long as on its own machine.
 
     Args:
         settings: settings of the mode: `mode`, `rank`, `speeds`, `step_ms`, and those
@@ -91,15 +95,15 @@ class Worker:
             self.optimizer = make_optimizer(settings)
             self.optimizer.build(self.model.trainable_variables)
         self._draw = draw(self.model)
-        own = settings["step_ms"] / settings["speeds"][settings["rank"]]
-        self._own = own / 1000
-        self._gradients = tf.function(self._on_all(self._compute))
-        self._apply = tf.function(self._on_all(self._update))
+        step_ms = settings["step_ms"] / settings["speeds"][settings["rank"]]
+        self._step_seconds = step_ms / 1000
+        self._gradients = tf.function(self._on_all_workers(self._compute))
+        self._apply = tf.function(self._on_all_workers(self._update))
 
-    def _on_all(self, function):
-        def run(*given):
-            found = self._strategy.run(function, args=given)
-            return self._strategy.experimental_local_results(found)[0]
+    def _on_all_workers(self, function):
+        def run(*arguments):
+            result = self._strategy.run(function, args=arguments)
+            return self._strategy.experimental_local_results(result)[0]
 
         return run
 
@@ -111,71 +115,73 @@ class Worker:
         return tape.gradient(loss, self.model.trainable_variables)
 
     def _update(self, *gradients):
-        # What a function is given has no device, by which Keras asks for a sum.
+        # Arguments of a function have no device, which Keras needs for the sum.
         gradients = [tf.identity(g) for g in gradients]
         variables = self.model.trainable_variables
         self.optimizer.apply_gradients(zip(gradients, variables, strict=True))
         return tf.identity(self.optimizer.iterations)
 
     def answer(self, request):
-        """Do what is asked for."""
+        """Answer a request."""
         if request["do"] == "warm":
-            return self._warm()
+            return self._warm_up()
         if request["do"] == "run":
             return self.run(request["seconds"], request["count"])
         return {}
 
-    def _warm(self):
-        computing = [self._computing() for _ in range(2 * WARM)]
+    def _warm_up(self):
+        computing = [self._time_gradients() for _ in range(2 * WARMUP_STEPS)]
         times = []
-        while len(times) < WARM and not self._is_behind():
+        while len(times) < WARMUP_STEPS and not self._others_are_warm():
             start = time.perf_counter()
             self.step()
             times.append(time.perf_counter() - start)
         return {
             "step": statistics.median(times[1:] or times),
-            "computing": statistics.median(computing[WARM:]),
+            "computing": statistics.median(computing[WARMUP_STEPS:]),
             "onednn": tracing.uses_onednn(),
             "parameters": self.model.count_params(),
         }
 
-    def _computing(self):
+    def _time_gradients(self):
         batch, start = self._draw(), time.perf_counter()
         self._gradients(*batch)[0].numpy()
         return time.perf_counter() - start
 
-    def _is_behind(self):
-        """Whether others have taken all first steps, and would not come to another."""
+    def _others_are_warm(self):
+        """Whether in mode "backup" a quorum of others has taken all warm-up steps."""
         backup = getattr(self.optimizer, "mode", None) == "backup"
-        return backup and int(self.optimizer.iterations) >= WARM
+        return backup and int(self.optimizer.iterations) >= WARMUP_STEPS
 
     def step(self):
-        """Take a step: compute, sleep for what is missing, exchange and update."""
+        """Take a step: compute, sleep for the remaining time, exchange and update."""
         batch, start = self._draw(), time.perf_counter()
         gradients = self._gradients(*batch)
         gradients[0].numpy()
-        time.sleep(max(0.0, start + self._own - time.perf_counter()))
+        time.sleep(max(0.0, start + self._step_seconds - time.perf_counter()))
         return int(self._apply(*gradients))
 
-    def run(self, seconds, count, updates=None, behind=lambda seconds, updates: None):
-        """Take steps, and then no part any longer; return what each took.
+    def run(self, seconds, count, updates=None, after_step=None):
+        """Take steps, then leave the server; return the seconds of each and of all.
 
         Args:
-            seconds: after which no step begins.
-            count: of the steps at most.
-            updates: of the optimizer, of whatever workers, after which none begins.
-            behind: called after each step, with the seconds since the first one, and
-                the updates.
+            seconds: seconds after which no step begins.
+            count: largest number of steps.
+            updates: updates by any worker after which no step begins.
+            after_step: function called after each step with the seconds since the
+                beginning and the number of updates.
         """
-        start, times, done = time.perf_counter(), [], 0
+        start, times, num_updates = time.perf_counter(), [], 0
         now = start
         while len(times) < count and now - start < seconds:
-            if updates is not None and done >= updates:
+            if updates is not None and num_updates >= updates:
                 break
-            done, before = self.step(), now
+            before = now
+            num_updates = self.step()
             now = time.perf_counter()
             times.append(now - before)
-            behind(now - start, done)
+            if after_step is not None:
+                after_step(now - start, num_updates)
         if self._served:
             self.optimizer.leave()
         return {"times": times, "seconds": time.perf_counter() - start}
@@ -185,12 +191,14 @@ def optimizer(inner, settings):
     """Return a `ServerOptimizer`.
 
     Args:
-        inner: optimizer whose rule the server is to run.
-        settings: its mode, `sparsity` of pushes, what is pulled, and the numbers that
-            modes have.
+        inner: optimizer whose rule the server runs.
+        settings: `mode`, `sparsity` of pushes, `pull`, `pull_sparsity`, `staleness` and
+            `quorum`.
     """
-    numbers = {"ssp": {"staleness": settings["staleness"]}}
-    numbers["backup"] = {"quorum": settings["quorum"]}
+    mode_arguments = {
+        "ssp": {"staleness": settings["staleness"]},
+        "backup": {"quorum": settings["quorum"]},
+    }
     return tf_dgc.ServerOptimizer(
         inner,
         settings["mode"],
@@ -198,23 +206,23 @@ def optimizer(inner, settings):
         corrections=tf_dgc.Corrections(factor_masking=settings.get("factor_masking")),
         pull=settings["pull"],
         pull_sparsity=settings.get("pull_sparsity"),
-        **numbers.get(settings["mode"], {}),
+        **mode_arguments.get(settings["mode"], {}),
     )
 
 
 def serve(make_server, make_worker):
-    """Be what this process's task says, and do what the parent asks for.
+    """Run the server or a worker, as `TF_CONFIG` says, and answer requests.
 
     Args:
-        make_server: called with the task, if it is the server.
-        make_worker: called without arguments otherwise.
+        make_server: function of the task that returns a `Server`.
+        make_worker: function that returns a `Worker`.
     """
     faulthandler.enable()
     replies = take_standard_output()
     tf.config.threading.set_intra_op_parallelism_threads(1)
     task = tasks.find_task() if tasks.is_cluster() else None
-    serves = task is not None and task.worker is None
-    does = make_server(task) if serves else make_worker()
+    is_server = task is not None and task.worker is None
+    process = make_server(task) if is_server else make_worker()
     reply(replies, ready=True)
     for line in sys.stdin:
-        reply(replies, **does.answer(json.loads(line)))
+        reply(replies, **process.answer(json.loads(line)))

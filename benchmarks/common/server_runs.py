@@ -1,4 +1,4 @@
-"""Runs of workers with a parameter server, or without one: started, and counted."""
+"""Runs of workers with or without a parameter server, and their figures."""
 
 import contextlib
 import statistics
@@ -7,33 +7,33 @@ from common import network
 from common.cluster import Cluster
 
 SERVED = ("sync", "async", "ssp", "backup")
-"""Modes with a server; in the others workers meet by collectives."""
+"""Modes with a server; workers of other modes use collectives."""
 
 
-def speeds(number, slowest):
-    """Return the speed of each worker, of which the last one is slowed down."""
-    return [1.0] * (number - 1) + [slowest]
+def speeds(num_workers, slowest):
+    """Return the speed of each worker; only the last one is slow."""
+    return [1.0] * (num_workers - 1) + [slowest]
 
 
 @contextlib.contextmanager
 def started(settings, rate, script, timeout):
-    """Start workers, and a server if the mode has one; yield a `Run` behind a link.
+    """Start workers, and a server if the mode has one; yield a `Run` on limited links.
 
     Args:
-        settings: of the workers; see `server_processes.Worker`.
-        rate: of the links; see `network.RATES`.
-        script: the workers' program; see `Cluster`.
-        timeout: seconds until a worker has to have answered.
+        settings: settings of the workers; see `server_processes.Worker`.
+        rate: rate of the links; see `network.RATES`.
+        script: the workers' script; see `Cluster`.
+        timeout: seconds until a worker must have answered.
     """
-    servers = int(settings["mode"] in SERVED)
-    number = len(settings["speeds"])
-    with network.connect(rate, number + servers, 1) as net:
-        asked = net.addresses(0), net, timeout, script, servers
-        with Cluster(settings, *asked) as cluster:
+    num_servers = int(settings["mode"] in SERVED)
+    num_workers = len(settings["speeds"])
+    with network.connect(rate, num_workers + num_servers, 1) as net:
+        addresses = net.addresses(0)
+        with Cluster(settings, addresses, net, timeout, script, num_servers) as cluster:
             cluster.wait()
-            warm = cluster.ask(do="warm")[:number]
+            warmup = cluster.ask(do="warm")[:num_workers]
             net.limit()
-            yield Run(cluster, net, number, warm)
+            yield Run(cluster, net, num_workers, warmup)
             net.unlimit()
 
 
@@ -42,92 +42,99 @@ class Run:
 
     Args:
         cluster: workers and server.
-        net: network that they are on.
-        number: number of workers.
-        warm: what each said of its first steps.
+        net: their network.
+        num_workers: number of workers.
+        warmup: answers of the workers about their first steps.
 
     Attributes:
-        step: seconds that a step took the slowest.
-        about: what is known before the run.
+        step: seconds of a step of the slowest worker.
+        about: figures of the first steps for the row.
     """
 
-    def __init__(self, cluster, net, number, warm):
-        self._cluster, self._net, self._number = cluster, net, number
-        self._has_server = len(net.sent_by_each()) > number
-        self.step = max(worker["step"] for worker in warm)
-        self.about = {n: warm[0][n] for n in ("onednn", "parameters", "computing")}
+    def __init__(self, cluster, net, num_workers, warmup):
+        self._cluster = cluster
+        self._net = net
+        self._num_workers = num_workers
+        self._has_server = len(net.sent_by_each()) > num_workers
+        self.step = max(worker["step"] for worker in warmup)
+        self.about = {n: warmup[0][n] for n in ("onednn", "parameters", "computing")}
 
     def take(self, **request):
-        """Let all take steps; return figures of them.
+        """Let all workers take steps; return their figures.
 
         Args:
-            **request: what a worker is asked besides.
+            **request: fields of the request to the workers.
         """
-        before = self._cluster.ask(do="read")[-1]
-        sent = self._net.sent(), self._net.sent_by_each()
-        told = self._cluster.ask(do="run", **request)[: self._number]
-        total = self._net.sent() - sent[0]
-        pairs = zip(self._net.sent_by_each(), sent[1], strict=True)
-        each = [after - b for after, b in pairs]
-        steps = [len(worker["times"]) for worker in told]
-        found = {
-            **self._times(told, steps),
+        counts_before = self._cluster.ask(do="read")[-1]
+        total_before = self._net.sent()
+        each_before = self._net.sent_by_each()
+        answers = self._cluster.ask(do="run", **request)[: self._num_workers]
+        total = self._net.sent() - total_before
+        each = [
+            after - before
+            for after, before in zip(self._net.sent_by_each(), each_before, strict=True)
+        ]
+        steps = [len(worker["times"]) for worker in answers]
+        figures = {
+            **self._times(answers, steps),
             **self._bytes(total, each, sum(steps)),
             "measured_mbit": self._net.measured_mbit,
         }
         if self._has_server:
-            after = self._cluster.ask(do="read")[-1]
-            found |= of_server(before, after, sum(steps), found["seconds"])
+            counts = self._cluster.ask(do="read")[-1]
+            figures |= server_figures(
+                counts_before, counts, sum(steps), figures["seconds"]
+            )
         else:
-            rate = steps[0] / found["seconds"]
-            found["updates_per_second"] = rate
-            found["pushes_per_second"] = self._number * rate
-        return found
+            updates_per_second = steps[0] / figures["seconds"]
+            figures["updates_per_second"] = updates_per_second
+            figures["pushes_per_second"] = self._num_workers * updates_per_second
+        return figures
 
     def ask(self, **request):
-        """Return what each answers to another request; the server is the last one."""
+        """Return the answers to another request; the server's is the last one."""
         return self._cluster.ask(**request)
 
-    def _times(self, told, steps):
-        fast = told[:-1] if self._number > 1 else told
+    def _times(self, answers, steps):
+        fast = answers[:-1] if self._num_workers > 1 else answers
         return {
             "steps_of_each": steps,
-            "seconds": max(worker["seconds"] for worker in told),
+            "seconds": max(worker["seconds"] for worker in answers),
             "fast_per_second": statistics.median(
                 len(w["times"]) / w["seconds"] for w in fast
             ),
-            "median_ms": [1000 * statistics.median(w["times"]) for w in told],
+            "median_ms": [1000 * statistics.median(w["times"]) for w in answers],
         }
 
     def _bytes(self, total, each, steps):
-        found = {"bytes": round(total / steps)}
+        figures = {"bytes": round(total / steps)}
         if any(each):
-            found["pushed_bytes"] = round(sum(each[: self._number]) / steps)
+            figures["pushed_bytes"] = round(sum(each[: self._num_workers]) / steps)
             if self._has_server:
-                found["pulled_bytes"] = round(each[-1] / steps)
-        return found
+                figures["pulled_bytes"] = round(each[-1] / steps)
+        return figures
 
 
-def of_server(before, after, steps, seconds):
-    """Return what the server says of a run.
+def server_figures(before, after, steps, seconds):
+    """Return the figures of a run that the server counts.
 
     Args:
-        before: answer of it before.
-        after: answer of it behind.
-        steps: steps of all workers.
-        seconds: seconds that it took.
+        before: counts of the server before the run.
+        after: counts of the server after the run.
+        steps: number of steps of all workers.
+        seconds: seconds of the run.
     """
     ages = {
-        int(age): number - before["ages"].get(age, 0)
-        for age, number in after["ages"].items()
+        int(age): count - before["ages"].get(age, 0)
+        for age, count in after["ages"].items()
     }
-    ages = {age: number for age, number in sorted(ages.items()) if number}
+    ages = {age: count for age, count in sorted(ages.items()) if count}
     pushes = sum(ages.values())
     return {
         "updates_per_second": (after["updates"] - before["updates"]) / seconds,
         "pushes_per_second": pushes / seconds,
         "late": (after["late"] - before["late"]) / steps,
-        "mean_age": sum(age * number for age, number in ages.items()) / max(1, pushes),
+        "mean_age": sum(age * count for age, count in ages.items()) / max(1, pushes),
         "largest_age": max(ages, default=0),
         "ages": ages,
     }

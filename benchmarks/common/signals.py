@@ -1,10 +1,10 @@
-"""Signals that end a benchmark: workers and networks have to be ended with it."""
+"""Handles signals that end a benchmark, so that it ends its workers and networks."""
 
 import signal
 
 
 def end_orderly():
-    """Let the first signal raise `KeyboardInterrupt`, and nothing disturb what ends."""
+    """Raise `KeyboardInterrupt` at the first signal, and ignore further signals."""
     signals = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
     def interrupt(*_):

@@ -9,11 +9,11 @@ from matplotlib.ticker import EngFormatter
 
 
 def draw_steps(rows, path):
-    """Draw a step's median against the rate that its links were measured to have.
+    """Draw a step's median against the measured rate of its links.
 
     Args:
-        rows: of `step.py`, of rates that are limited.
-        path: of the picture; its ending decides on the format.
+        rows: rows of `step.py` with limited rates.
+        path: file of the picture; its extension determines the format.
     """
     figure, axis = plt.subplots(figsize=(8, 4.5), layout="constrained")
     axis.set_xscale("log")
@@ -29,9 +29,9 @@ def draw_steps(rows, path):
             for row in rows
             if row["mode"] == mode
         )
-        without = {"color": "0.5", "linestyle": "--"} if mode == "none" else {}
+        style = {"color": "0.5", "linestyle": "--"} if mode == "none" else {}
         label = "no communication" if mode == "none" else mode
-        axis.plot(*zip(*points, strict=True), marker="o", label=label, **without)
+        axis.plot(*zip(*points, strict=True), marker="o", label=label, **style)
     axis.legend()
     figure.savefig(path)
     plt.close(figure)

@@ -1,4 +1,4 @@
-"""The order of the step benchmark: modes take turns, some steps each."""
+"""Runs of `step.py`: modes take turns of some steps each."""
 
 import contextlib
 import dataclasses
@@ -17,19 +17,19 @@ _MOST_TRACED = 30
 
 @dataclasses.dataclass(frozen=True)
 class Plan:
-    """What to measure at one rate.
+    """Settings of the benchmark at one rate.
 
     Attributes:
-        worker: settings of every worker but for its mode and rank.
-        modes: to compare.
-        num_workers: of every mode.
+        worker: settings of every worker except its mode and rank.
+        modes: modes to compare.
+        num_workers: number of workers of every mode.
         rate: one of `network.RATES`.
-        steps: of a turn, at most.
-        rounds: turns of every mode.
-        seconds: for the steps of a mode, in all its turns.
+        steps: largest number of steps of a turn.
+        rounds: number of turns of every mode.
+        seconds: seconds for the steps of a mode in all its turns.
         fresh: whether to start new processes for every turn, which needs memory for
             one mode only.
-        timeout: seconds until a worker has to have answered.
+        timeout: seconds until a worker must have answered.
     """
 
     worker: dict[str, Any]
@@ -44,17 +44,17 @@ class Plan:
 
 
 class Result:
-    """What was measured of one mode.
+    """Measurements of one mode.
 
     Attributes:
-        model: what the workers said of their model.
-        parts: where the time of worker 0 went; see `breakdown.py`.
-        turns: the steps' times of every turn, in ms, of all workers together: in every
-            step they wait for each other.
-        cpu: processor time of a step of one worker, in ms, one figure per turn. Other
-            programs that share the processors change it less than the step's time.
-        sent: bytes per step and worker, one figure per turn.
-        packets: likewise.
+        model: the workers' description of their model.
+        parts: breakdown of worker 0's time; see `breakdown.py`.
+        turns: times of steps in ms, a list per turn, of all workers: in every step they
+            wait for each other.
+        cpu: processor time of a worker's step in ms, per turn. Other programs affect it
+            less than the step's time.
+        sent: bytes per step and worker, per turn.
+        packets: packets per step and worker, per turn.
     """
 
     def __init__(self):
@@ -66,14 +66,14 @@ class Result:
         self.packets: list[float] = []
 
     def add(self, times, cpu, sent, packets):
-        """Add what was measured in a turn."""
+        """Add the measurements of a turn."""
         self.turns.append(times)
         self.cpu.append(cpu)
         self.sent.append(sent)
         self.packets.append(packets)
 
     def summary(self):
-        """Return all of it in figures."""
+        """Return the figures of a row."""
         times = [t for turn in self.turns for t in turn]
         return {
             "median_ms": statistics.median(times),
@@ -88,58 +88,61 @@ class Result:
         }
 
 
-def measure(plan, say):
+def measure(plan, log):
     """Measure all modes.
 
     Args:
         plan: a `Plan`.
-        say: called with a line on what goes on.
+        log: function called with messages on progress.
 
     Returns:
-        A `Result` per mode, and what the slowest link carried in a test, in Mbit/s
-        (None if links are not limited).
+        A `Result` per mode, and the measured Mbit/s of the slowest link (None if links
+        are not limited).
     """
     results = {mode: Result() for mode in plan.modes}
     with network.connect(plan.rate, plan.num_workers, len(plan.modes)) as net:
         if plan.fresh:
-            sessions = itertools.product(reversed(range(plan.rounds)), plan.modes)
-            for left, mode in progress.track(sessions, "sessions"):
-                _session(plan, net, {mode: results[mode]}, 1, left == 0, say)
+            sessions = itertools.product(range(plan.rounds), plan.modes)
+            for round_, mode in progress.track(sessions, "sessions"):
+                last = round_ == plan.rounds - 1
+                _run_session(plan, net, {mode: results[mode]}, 1, last, log)
         else:
-            _session(plan, net, results, plan.rounds, True, say)
+            _run_session(plan, net, results, plan.rounds, True, log)
         return results, net.measured_mbit
 
 
 def memory_is_short(gigabytes_per_worker, num_workers, num_modes):
-    """Whether the workers of all modes together would not fit into what is free."""
+    """Whether the workers of all modes together exceed the available memory."""
     lines = pathlib.Path("/proc/meminfo").read_text().splitlines()
     kilobytes = next(int(x.split()[1]) for x in lines if x.startswith("MemAvailable"))
     return gigabytes_per_worker * num_workers * num_modes > kilobytes / 1e6
 
 
-def _session(plan, net, results, rounds, last, say):
-    """Start the workers of some modes, let these take turns, and end them."""
+def _run_session(plan, net, results, rounds, last, log):
+    """Start the workers of some modes, let the modes take turns, and end them."""
     with contextlib.ExitStack() as stack:
-        say(f"{plan.rate}: starting the workers of {', '.join(results)}")
+        log(f"{plan.rate}: starting the workers of {', '.join(results)}")
         clusters = {
             mode: stack.enter_context(_cluster(plan, net, mode)) for mode in results
         }
         for mode, cluster in clusters.items():
             results[mode].model = cluster.wait()[0]
-        # Only now: workers that start send each other whole models.
+        # Not earlier: workers that start send each other whole models.
         net.limit()
         if net.measured_mbit:
-            say(f"{plan.rate}: the links carry {net.measured_mbit:,.0f} Mbit/s")
+            log(f"{plan.rate}: the links carry {net.measured_mbit:,.0f} Mbit/s")
         counts = {}
         for mode, cluster in clusters.items():
-            times, *_ = _turn(plan, net, cluster, 1)
-            counts[mode] = _count(plan, times)
+            times, *_ = _take_turn(plan, net, cluster, 1)
+            counts[mode] = _num_steps(plan, times)
         turns = itertools.product(range(rounds), clusters)
         for _, mode in progress.track(turns, "turns"):
-            found = _turn(plan, net, clusters[mode], counts[mode])
-            results[mode].add(*found)
-            median = statistics.median(found[0])
-            say(f"{plan.rate}: {mode}: {counts[mode]} steps of {median:.1f} ms")
+            times, cpu, sent, packets = _take_turn(
+                plan, net, clusters[mode], counts[mode]
+            )
+            results[mode].add(times, cpu, sent, packets)
+            median = statistics.median(times)
+            log(f"{plan.rate}: {mode}: {counts[mode]} steps of {median:.1f} ms")
         if last:
             for mode, cluster in clusters.items():
                 count = min(_MOST_TRACED, counts[mode])
@@ -154,22 +157,23 @@ def _cluster(plan, net, mode):
     return Cluster(settings, addresses, net, plan.timeout, script)
 
 
-def _turn(plan, net, cluster, count):
-    """Run steps; return the times of all but the first, and three figures more.
+def _take_turn(plan, net, cluster, count):
+    """Run steps; return their times, and processor time, bytes and packets.
 
-    These are processor time, bytes and packets, per step and worker. The first
-    step finds processor caches that another mode has filled.
+    The last three are per step and worker. Times exclude the first step, whose
+    processor caches another mode has filled.
     """
-    before = net.sent(), net.sent("packets")
+    sent_before, packets_before = net.sent(), net.sent("packets")
     answers = cluster.ask(do="steps", count=count + 1)
-    sent, packets = net.sent() - before[0], net.sent("packets") - before[1]
+    sent = net.sent() - sent_before
+    packets = net.sent("packets") - packets_before
     times = [t for answer in answers for t in answer["times"][1:]]
     cpu = sum(answer["cpu"] for answer in answers)
     total = (count + 1) * plan.num_workers
     return times, cpu / total, sent / total, packets / total
 
 
-def _count(plan, times):
-    """Return how many steps fit into a turn: one at least."""
+def _num_steps(plan, times):
+    """Return the number of steps that fit into a turn, at least one."""
     milliseconds = 1000 * plan.seconds / plan.rounds
     return max(1, min(plan.steps, int(milliseconds / statistics.median(times))))

@@ -1,9 +1,9 @@
-"""One worker of `step.py --peers`: the perceptron under PyTorch's own data parallelism.
+"""Worker process of `step.py --peers`: a perceptron with PyTorch's data parallelism.
 
     PYTHONPATH=benchmarks python benchmarks/workers/peer_worker.py SETTINGS
 
-It is asked and answers as `step_worker.py` does. Gradients are averaged while the
-backward pass goes on, in buckets, as PyTorch has it.
+Requests and answers are those of `step_worker.py`. PyTorch averages gradients in
+buckets during the backward pass.
 """
 
 import json
@@ -18,20 +18,20 @@ from common.replies import answer, reply, take_standard_output
 from torch import distributed, nn
 from torch.distributed.algorithms.ddp_comm_hooks import default_hooks, powerSGD_hook
 
-_DENSE_STEPS = 2  # the least that the PowerSGD hook takes
-_WARMUP_STEPS = 5  # buckets are rebuilt after the first step
-# The hook's later rounds begin when earlier ones end, so that with several buckets
-# workers may ask in different orders, and gloo matches by order: one bucket for all.
-_BUCKETS = {"torch-powersgd": 1 << 12}
+_DENSE_STEPS = 2  # the least that the PowerSGD hook allows
+_WARMUP_STEPS = 5  # PyTorch rebuilds buckets after the first step
+# Collectives of the hook's later rounds start when earlier ones end. With several
+# buckets their order may differ between workers, and gloo matches them by order.
+_BUCKET_MB = {"torch-powersgd": 1 << 12}  # one bucket for all
 
 
 def main(settings):
-    """Build model and step; then do what the parent asks for."""
+    """Build model and step, and answer the requests of the benchmark."""
     replies = take_standard_output()
     torch.set_num_threads(settings["threads"])
     _connect()
-    step, gradients, model = make_steps(settings)
-    _times(step, _WARMUP_STEPS)
+    step, gradients, model = create_steps(settings)
+    _time_steps(step, _WARMUP_STEPS)
     variables = list(model.parameters())
     parameters = sum(v.numel() for v in variables)
     reply(
@@ -43,20 +43,22 @@ def main(settings):
     )
     answer(
         replies,
-        lambda count: _times(step, count),
-        lambda count: {"gradients_ms": statistics.median(_times(gradients, count))},
+        lambda count: _time_steps(step, count),
+        lambda count: {
+            "gradients_ms": statistics.median(_time_steps(gradients, count))
+        },
     )
 
 
-def make_steps(settings):
-    """Return a function that does a step, one for the gradients only, and the model."""
+def create_steps(settings):
+    """Return functions that take a step and only its gradients, and the model."""
     torch.manual_seed(settings["rank"])
     inputs, units, classes = peers.PERCEPTRONS[settings["model"]]
     mode = settings["mode"]
     model = nn.parallel.DistributedDataParallel(
-        _perceptron(inputs, units, classes), bucket_cap_mb=_BUCKETS.get(mode)
+        _perceptron(inputs, units, classes), bucket_cap_mb=_BUCKET_MB.get(mode)
     )
-    _compress(model, mode)
+    _register_hook(model, mode)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.01, momentum=0.9)
     x = torch.randn(peers.BATCH_SIZE, inputs)
     y = torch.randint(classes, (peers.BATCH_SIZE,))
@@ -90,7 +92,7 @@ def _perceptron(inputs, units, classes):
     )
 
 
-def _compress(model, mode):
+def _register_hook(model, mode):
     if mode == "torch-fp16":
         model.register_comm_hook(None, default_hooks.fp16_compress_hook)
     if mode == "torch-powersgd":
@@ -101,7 +103,7 @@ def _compress(model, mode):
 
 
 def _connect():
-    """Meet the others, at the addresses that TensorFlow's workers have too."""
+    """Connect to the other workers at the addresses of TensorFlow's workers."""
     config = json.loads(os.environ["TF_CONFIG"])
     addresses, rank = config["cluster"]["worker"], config["task"]["index"]
     local = addresses[0].startswith("127.")
@@ -111,7 +113,7 @@ def _connect():
     )
 
 
-def _times(step, count):
+def _time_steps(step, count):
     """Return the times of steps in ms."""
     times = []
     for _ in range(count):

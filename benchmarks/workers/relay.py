@@ -1,11 +1,10 @@
-"""A switch between TAP devices that holds every frame for a while: a long way.
+"""A switch between TAP devices that delays every frame.
 
     ip netns exec HUB python relay.py DEVICE DEVICE ...
 
-Every line of standard input is how long frames are held from then on, in seconds, at
-first 0; at its end the relay ends. It says "ready" when it has the devices. Frames come
-and go as the kernel has them, large ones in one piece, with the header that says so: so
-Python is fast enough.
+Every line of standard input sets the delay in seconds, at first 0; the relay ends with
+its input. It prints "ready" when it has opened the devices. It passes on frames without
+segmentation, with their virtio header, so Python is fast enough.
 """
 
 import collections
@@ -21,49 +20,51 @@ _TUNSETIFF, _TUNSETOFFLOAD = 0x400454CA, 0x400454D0
 _TAP, _NO_PACKET_INFORMATION, _VIRTIO_HEADER = 0x0002, 0x1000, 0x4000
 _CHECKSUMS, _SEGMENTS_OF_IPV4, _SEGMENTS_OF_IPV6 = 1, 2, 4
 _HEADER = 10  # bytes of the virtio header, before the frame
-_LARGEST = 2**17
-_AT_ONCE = 32  # frames of a device, before the others are looked at
-_PRIORITY = -10  # it is to be on time also while workers compute
+_LARGEST_FRAME = 2**17
+_MAX_READS = 32  # frames read from one device before the next
+_PRIORITY = -10  # keeps the relay on time while workers compute
 
 
 class Switch:
-    """Where frames go, and when.
+    """Decides where frames go, and when.
 
     Args:
-        ports: numbers of the devices.
+        ports: file descriptors of the devices.
 
     Attributes:
-        delay: seconds that a frame is held from now on.
+        delay: seconds to hold a frame from now on.
     """
 
     def __init__(self, ports):
         self._ports = ports
-        self._behind = {}  # a port by the address of who is behind it
-        self._held = collections.deque()
+        self._port_by_address = {}
+        self._queue = collections.deque()
         self.delay = 0.0
 
     def take(self, port, frame, now):
-        """Hold a frame, a virtio header before it, that came at a time."""
-        to, source = (frame[_HEADER + i : _HEADER + i + 6] for i in (0, 6))
-        self._behind[source] = port
-        ports = [self._behind[to]] if to in self._behind else self._ports
+        """Queue a frame, with its virtio header, that arrived at a time."""
+        target, source = (frame[_HEADER + i : _HEADER + i + 6] for i in (0, 6))
+        self._port_by_address[source] = port
+        ports = self._ports
+        if target in self._port_by_address:
+            ports = [self._port_by_address[target]]
         ports = [p for p in ports if p != port]
-        self._held.append((now + self.delay, ports, frame))
+        self._queue.append((now + self.delay, ports, frame))
 
     def due(self, now):
-        """Yield (port, frame) of all that have been held for long enough, in order."""
-        while self._held and self._held[0][0] <= now:
-            _, ports, frame = self._held.popleft()
+        """Yield (port, frame) of all frames whose delay is over, in order."""
+        while self._queue and self._queue[0][0] <= now:
+            _, ports, frame = self._queue.popleft()
             for port in ports:
                 yield port, frame
 
     def wait(self, now):
-        """Return the seconds until the next frame is due; None if none is held."""
-        return max(0.0, self._held[0][0] - now) if self._held else None
+        """Return the seconds until the next frame is due; None without frames."""
+        return max(0.0, self._queue[0][0] - now) if self._queue else None
 
 
 def attach(name):
-    """Return the file descriptor of a TAP device that is there."""
+    """Return the file descriptor of an existing TAP device."""
     device = os.open("/dev/net/tun", os.O_RDWR | os.O_NONBLOCK)
     flags = _TAP | _NO_PACKET_INFORMATION | _VIRTIO_HEADER
     fcntl.ioctl(device, _TUNSETIFF, struct.pack("16sH22x", name.encode(), flags))
@@ -85,19 +86,19 @@ def run(devices):
             switch.delay = float(line[-1])
         for device in ready:
             if device:
-                _take_all(switch, device)
+                _read_frames(switch, device)
         for device, frame in switch.due(time.monotonic()):
             os.write(device, frame)
 
 
-def _take_all(switch, device):
+def _read_frames(switch, device):
     with contextlib.suppress(BlockingIOError):
-        for _ in range(_AT_ONCE):
-            switch.take(device, os.read(device, _LARGEST), time.monotonic())
+        for _ in range(_MAX_READS):
+            switch.take(device, os.read(device, _LARGEST_FRAME), time.monotonic())
 
 
 if __name__ == "__main__":
     os.setpriority(os.PRIO_PROCESS, 0, _PRIORITY)
-    attached = [attach(name) for name in sys.argv[1:]]
+    devices = [attach(name) for name in sys.argv[1:]]
     print("ready", flush=True)
-    run(attached)
+    run(devices)

@@ -1,11 +1,10 @@
-"""One worker of `server.py`, or its server, which is started and told what to do.
+"""Worker process or server of `server.py`.
 
     PYTHONPATH=benchmarks python benchmarks/workers/server_worker.py SETTINGS
 
 Every line of standard input is a JSON object, answered by one on standard output.
-"warm" takes some steps, with what a step computes measured; "run" takes steps for so
-many seconds, or so many in all where workers wait for each other by collectives, and
-then leaves; "read" is answered by what the server has done.
+"warm" takes some steps and times them; "run" takes steps until a number of seconds or
+of steps is reached, and then leaves the server; "read" returns the server's counts.
 """
 
 import functools
@@ -35,7 +34,7 @@ def draw(settings, model):
 
 
 def main(settings):
-    """Do what the parent asks for."""
+    """Answer the requests of the benchmark."""
     server_processes.serve(
         server_processes.Server,
         lambda: server_processes.Worker(

@@ -1,9 +1,9 @@
-"""One worker of `slow_link.py`, which starts it and tells it what to do.
+"""Worker process of `slow_link.py`.
 
     PYTHONPATH=benchmarks python benchmarks/workers/slow_link_worker.py SETTINGS
 
-SETTINGS are JSON. Every line of standard input names one of the functions below, and
-is answered by one line on standard output.
+SETTINGS are JSON. Every line of standard input names a method of `Worker`, and is
+answered by one line on standard output.
 """
 
 import faulthandler
@@ -24,7 +24,7 @@ _INPUTS, _BATCH = 64, 16
 
 
 class Worker:
-    """What a program does from its start to its end, step by step.
+    """Runs the phases of a training program.
 
     Args:
         settings: `parameters`, `seeds` (equal or different), `rank` and `directory`.
@@ -37,13 +37,13 @@ class Worker:
         self._model = None
 
     def connect(self):
-        """Meet the other workers."""
+        """Connect to the other workers."""
         self._strategy = tf_dgc.multi_worker_strategy()
 
     def build(self):
-        """Create model and optimizer: weights, their slots, velocity and residual."""
-        equal = self._settings["seeds"] == "equal"
-        keras.utils.set_random_seed(0 if equal else 1 + self._settings["rank"])
+        """Create the model and the optimizer with its state."""
+        equal_seeds = self._settings["seeds"] == "equal"
+        keras.utils.set_random_seed(0 if equal_seeds else 1 + self._settings["rank"])
         units = round(self._settings["parameters"] ** 0.5)
         warmup = tf_dgc.schedules.PiecewiseConstantSparsity([1, 2], [0.0, 0.75, 0.999])
         with self._strategy.scope():
@@ -55,24 +55,24 @@ class Worker:
             self._model.optimizer.build(self._model.trainable_variables)
 
     def train(self):
-        """Do a dense step, one of 25 % of the entries, and two of 0.1 %."""
+        """Take a dense step, one with 25 % of the entries, and two with 0.1 %."""
         x = np.random.default_rng(0).normal(size=(8 * _BATCH, _INPUTS))
         y = x.sum(axis=1, keepdims=True)
         self._model.fit(x, y, batch_size=2 * _BATCH, verbose=0)
 
     def backup(self):
-        """Write what training would go on from."""
-        backup = self._backup(self._model)
+        """Write a backup."""
+        backup = self._begin_backup(self._model)
         backup.on_epoch_end(0)
 
     def resume(self):
-        """Go on from there with another model."""
+        """Resume from the backup with a new model."""
         trained = self._model
         self.build()
-        self._backup(self._model)
+        self._begin_backup(self._model)
         assert self._digest(self._model) == self._digest(trained)
 
-    def _backup(self, model):
+    def _begin_backup(self, model):
         directory = pathlib.Path(self._settings["directory"]) / "backup"
         backup = tf_dgc.callbacks.BackupAndRestore(directory)
         backup.set_model(model)
@@ -80,30 +80,30 @@ class Worker:
         return backup
 
     def save(self):
-        """Write one file for all workers, with the state of each."""
+        """Save the model with the state of all workers in one file."""
         tf_dgc.saving.save_model(self._model, self._path)
 
     def restore(self):
-        """Load it."""
+        """Load the saved model."""
         with self._strategy.scope():
             loaded = keras.models.load_model(self._path)
         assert self._digest(loaded) == self._digest(self._model)
 
     def digest(self):
-        """Return what is equal on all workers if their models are."""
+        """Return a digest of the model, equal on all workers with equal models."""
         return self._digest(self._model, state=False)
 
     def _digest(self, model, state=True):
         local = self._strategy.experimental_local_results
         variables = [*model.variables, *(model.optimizer.variables if state else ())]
-        found = hashlib.sha256()
+        digest = hashlib.sha256()
         for variable in variables:
-            found.update(local(variable.value)[0].numpy().tobytes())
-        return found.hexdigest()
+            digest.update(local(variable.value)[0].numpy().tobytes())
+        return digest.hexdigest()
 
 
 def main(settings):
-    """Do what the parent asks for."""
+    """Answer the requests of the benchmark."""
     faulthandler.enable()
     replies = take_standard_output()
     tf.config.threading.set_intra_op_parallelism_threads(1)

@@ -1,9 +1,9 @@
-"""One worker of the soak test, which `soak.py` starts.
+"""Worker process of `soak.py`.
 
     PYTHONPATH=benchmarks python benchmarks/workers/soak_worker.py SETTINGS
 
-SETTINGS are JSON. It trains by `model.fit`, and after every part of the run writes a
-line of what must not grow to standard output.
+SETTINGS are JSON. The worker trains with `model.fit`, and writes a line of figures to
+standard output after every part of the run.
 """
 
 import faulthandler
@@ -29,7 +29,7 @@ _EXAMPLES, _FEATURES = 4096, 32
 
 
 def main(settings):
-    """Train, and say after every part how things stand."""
+    """Train, and write figures after every part."""
     faulthandler.enable()
     replies = take_standard_output()
     logging.set_verbosity(logging.WARNING)
@@ -38,21 +38,21 @@ def main(settings):
     keras.utils.set_random_seed(0)
     loss = CountingLoss()
     with strategy.scope():
-        model = make_model()
-        model.compile(make_optimizer(), loss)
+        model = create_model()
+        model.compile(create_optimizer(), loss)
     model.fit(
-        make_data(),
+        create_data(),
         epochs=settings["parts"],
         steps_per_epoch=settings["steps"] // settings["parts"],
-        callbacks=[Watch(strategy, loss, replies)],
+        callbacks=[Reporter(strategy, loss, replies)],
         shuffle=False,
         verbose=0,
     )
-    sys.stdin.read()  # until the parent has heard all workers and ends them
+    sys.stdin.read()  # until the parent has all answers and ends the workers
 
 
-def make_model():
-    """Return a small model, two of whose tensors are compressed."""
+def create_model():
+    """Return a small model with two compressed tensors."""
     return keras.Sequential(
         [
             keras.Input((_FEATURES,)),
@@ -63,16 +63,16 @@ def make_model():
     )
 
 
-def make_optimizer():
-    """Return what is tested."""
+def create_optimizer():
+    """Return the optimizer to test."""
     sgd = keras.optimizers.SGD(0.01, momentum=0.9)
     return tf_dgc.DGCOptimizer(
         sgd, sparsity=0.99, diagnostics=tf_dgc.Diagnostics(track_staleness=True)
     )
 
 
-def make_data():
-    """Return noisy examples without end, so that gradients never vanish."""
+def create_data():
+    """Return an endless dataset with noise, so that gradients never vanish."""
     random = np.random.default_rng(0)
     x = random.normal(size=(_EXAMPLES, _FEATURES)).astype("float32")
     y = np.sin(x[:, :1]) + random.normal(size=(_EXAMPLES, 1), scale=0.5)
@@ -81,7 +81,7 @@ def make_data():
 
 
 class CountingLoss(keras.losses.MeanSquaredError):
-    """Counts how often it is traced: Python runs it then, and never else."""
+    """Counts its traces: Python runs `call` only while tracing."""
 
     traces = 0
 
@@ -91,13 +91,16 @@ class CountingLoss(keras.losses.MeanSquaredError):
         return super().call(y_true, y_pred)
 
 
-class Watch(keras.callbacks.Callback):
-    """Writes what must not grow, after every epoch."""
+class Reporter(keras.callbacks.Callback):
+    """Writes the figures that must not grow after every epoch."""
 
     def __init__(self, strategy, loss, replies):
         super().__init__()
-        self._strategy, self._loss, self._replies = strategy, loss, replies
+        self._strategy = strategy
+        self._loss = loss
+        self._replies = replies
         self._times = []
+        self._start = 0.0
 
     def on_train_batch_begin(self, batch, logs=None):
         """Start the clock."""
@@ -108,7 +111,7 @@ class Watch(keras.callbacks.Callback):
         self._times.append(1000 * (time.perf_counter() - self._start))
 
     def on_epoch_end(self, epoch, logs=None):
-        """Report."""
+        """Write the figures."""
         optimizer = self.model.optimizer
         staleness = optimizer.staleness
         local = self._strategy.experimental_local_results
@@ -132,7 +135,7 @@ class Watch(keras.callbacks.Callback):
 
 
 def resident_bytes():
-    """Return what this process has in memory."""
+    """Return the bytes that this process has in memory."""
     pages = int(pathlib.Path("/proc/self/statm").read_text().split()[1])
     return pages * os.sysconf("SC_PAGE_SIZE")
 

@@ -1,9 +1,9 @@
-"""One worker of the step benchmark, which `step.py` starts and tells what to do.
+"""Worker process of `step.py`.
 
     PYTHONPATH=benchmarks python benchmarks/workers/step_worker.py SETTINGS
 
-SETTINGS are JSON. Every line of standard input is a request, and is answered by one
-line on standard output; waiting for a request takes no processor time.
+SETTINGS are JSON. Every line of standard input is a request, answered by one line on
+standard output; waiting for a request takes no processor time.
 """
 
 import contextlib
@@ -28,13 +28,13 @@ WARMUP_STEPS = 3
 
 
 def main(settings):
-    """Build model, optimizer and step; then do what the parent asks for."""
+    """Build model, optimizer and step, and answer the requests of the benchmark."""
     faulthandler.enable()
     replies = take_standard_output()
     logging.set_verbosity(logging.WARNING)
     tf.config.threading.set_intra_op_parallelism_threads(settings["threads"])
-    run_steps, gradients, model = make_steps(settings)
-    _times(run_steps, WARMUP_STEPS)
+    run_steps, gradients, model = create_steps(settings)
+    _time_steps(run_steps, WARMUP_STEPS)
     for _ in range(WARMUP_STEPS):
         gradients()
     reply(
@@ -45,17 +45,17 @@ def main(settings):
     )
     answer(
         replies,
-        lambda count: _times(run_steps, count),
+        lambda count: _time_steps(run_steps, count),
         lambda count: breakdown.measure(run_steps, gradients, count, settings["rank"]),
     )
 
 
-def make_steps(settings):
-    """Return a function that does steps, one for the gradients only, and the model.
+def create_steps(settings):
+    """Return a function that takes steps, one for the gradients only, and the model.
 
-    The first gets how many steps to do, and a function of the step's number that
-    returns a context to do it in. Each step ends after all work is done, with the loss
-    of this worker.
+    The first function has two parameters: the number of steps, and a function of a
+    step's index that returns a context manager for the step. Each step waits for this
+    worker's loss, after all work is done.
     """
     strategy = _strategy(settings)
     keras.utils.set_random_seed(0)
@@ -71,7 +71,7 @@ def make_steps(settings):
 
     def compute(x, y):
         with tf.GradientTape() as tape:
-            # Keras divides it by the number of workers, and gradients are summed.
+            # Keras divides it by the number of workers; gradients are summed.
             loss = loss_of(y, model(x, training=True))
         return loss, tape.gradient(loss, variables)
 
@@ -80,16 +80,18 @@ def make_steps(settings):
         optimizer.apply_gradients(zip(gradients, variables, strict=True))
         return (loss,)
 
-    # Gradients are returned: TensorFlow does not compute what nobody uses.
+    # Returns the gradients, since TensorFlow does not compute unused values.
     def compute_only(x, y):
         loss, gradients = compute(x, y)
         return loss, *gradients
 
     def runner(function):
-        in_graph = tf.function(lambda *args: strategy.run(function, args=args))
+        @tf.function
+        def run_on_all(*args):
+            return strategy.run(function, args=args)
 
         def run():
-            loss = in_graph(*batch)[0]
+            loss = run_on_all(*batch)[0]
             return strategy.experimental_local_results(loss)[0].numpy()
 
         return run
@@ -97,11 +99,11 @@ def make_steps(settings):
     gradients = runner(compute_only)
     if settings["loop"] == "fit":
         model.compile(optimizer, loss_of, metrics=["accuracy"])
-        return _fit(model, arrays, strategy), gradients, model
-    return _own_loop(runner(train)), gradients, model
+        return _fit_steps(model, arrays, strategy), gradients, model
+    return _custom_steps(runner(train)), gradients, model
 
 
-def _own_loop(step):
+def _custom_steps(step):
     def run_steps(count, context):
         for i in range(count):
             with context(i):
@@ -110,20 +112,20 @@ def _own_loop(step):
     return run_steps
 
 
-def _fit(model, arrays, strategy):
-    """Return what does the same steps in one epoch of `model.fit`."""
+def _fit_steps(model, arrays, strategy):
+    """Return a function that takes the steps in one epoch of `model.fit`."""
     # Keras divides a batch among the workers.
     batch = tuple(np.concatenate([a] * strategy.num_replicas_in_sync) for a in arrays)
 
     def run_steps(count, context):
         data = tf.data.Dataset.from_tensors(batch).repeat(count)
-        model.fit(data, verbose=0, callbacks=[Within(context)])
+        model.fit(data, verbose=0, callbacks=[StepContext(context)])
 
     return run_steps
 
 
-class Within(keras.callbacks.Callback):
-    """Does every step of `fit` in a context, and asks for its loss."""
+class StepContext(keras.callbacks.Callback):
+    """Enters a context for every step of `fit`; Keras then waits for its loss."""
 
     def __init__(self, context):
         super().__init__()
@@ -131,11 +133,11 @@ class Within(keras.callbacks.Callback):
         self._stack = contextlib.ExitStack()
 
     def on_train_batch_begin(self, batch, logs=None):
-        """Enter."""
+        """Enter the context."""
         self._stack.enter_context(self._context(batch))
 
     def on_train_batch_end(self, batch, logs=None):
-        """Leave."""
+        """Leave the context."""
         self._stack.close()
 
 
@@ -146,23 +148,24 @@ def _strategy(settings):
 
 
 def _optimizer(settings):
-    alone = settings["mode"] in method_settings.ARE_MOMENTUM
-    sgd = keras.optimizers.SGD(0.01, momentum=0.0 if alone else 0.9)
-    if settings["mode"] in {"none", "dense"}:
+    mode = settings["mode"]
+    momentum = 0.0 if mode in method_settings.ARE_MOMENTUM else 0.9
+    sgd = keras.optimizers.SGD(0.01, momentum=momentum)
+    if mode in {"none", "dense"}:
         return sgd
-    if settings["mode"] in method_settings.MODES:
-        make, _ = method_settings.method(method_settings.MODES[settings["mode"]])
+    if mode in method_settings.MODES:
+        wrap, _ = method_settings.method(method_settings.MODES[mode])
         collective = algorithms.overlapped("ring", settings["overlap"] or None)
-        return make(sgd, method_settings.NO_PHASES, collective=collective)
-    _, _, exchange = settings["mode"].partition(" ")
-    options = {**settings["options"], "collective": exchange or "ring"}
-    if settings["mode"] == "dgc-engine":
+        return wrap(sgd, method_settings.NO_PHASES, collective=collective)
+    _, _, algorithm = mode.partition(" ")
+    options = {**settings["options"], "collective": algorithm or "ring"}
+    if mode == "dgc-engine":
         implementations.IMPLEMENTATIONS.remove(top_k_step.start_top_k_step)
     return tf_dgc.DGCOptimizer(sgd, **options)
 
 
-def _times(run_steps, count):
-    """Return the times of steps in ms, each from the end of the one before."""
+def _time_steps(run_steps, count):
+    """Return the times of steps in ms, each from the end of the previous step."""
     ends = [time.perf_counter()]
 
     @contextlib.contextmanager

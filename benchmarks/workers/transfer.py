@@ -1,4 +1,4 @@
-"""Measures what a link carries: one plain TCP connection, for a moment; or its delay.
+"""Measures the rate of a link with one TCP connection, or its round trip.
 
     python transfer.py receive ADDRESS SECONDS
     python transfer.py send ADDRESS SECONDS
@@ -14,14 +14,14 @@ import sys
 import time
 
 _PORT = 20000
-_LEFT_OUT = 0.5  # of the bytes: slow start, and the burst of a shaper
+_IGNORED_SHARE = 0.5  # of the bytes: slow start, and the burst of a shaper
 _PINGS = 7
 _CHUNK = 2**20
 _PATIENCE = 10.0
 
 
 def send(address, seconds):
-    """Send for some seconds; wait for a receiver that is not there yet."""
+    """Send for some seconds, after waiting for the receiver."""
     with _connect(address) as connection:
         end = time.monotonic() + seconds
         while time.monotonic() < end:
@@ -29,8 +29,10 @@ def send(address, seconds):
 
 
 def receive(address):
-    """Return the rate at which one connection's bytes arrived, in bits per second."""
-    buffer, arrived, received = bytearray(_CHUNK), [], 0
+    """Return the rate of one connection in bits per second."""
+    buffer = bytearray(_CHUNK)
+    arrivals = []  # (time, total bytes)
+    received = 0
     with socket.create_server((address, _PORT)) as server:
         server.settimeout(_PATIENCE)
         connection, _ = server.accept()
@@ -38,16 +40,16 @@ def receive(address):
         connection.settimeout(_PATIENCE)
         while more := connection.recv_into(buffer):
             received += more
-            arrived.append((time.monotonic(), received))
-    if not arrived:
+            arrivals.append((time.monotonic(), received))
+    if not arrivals:
         raise ConnectionError("The connection ended too early to measure its rate")
-    start, first = next(a for a in arrived if a[1] >= _LEFT_OUT * received)
-    end, last = arrived[-1]
+    start, first = next(a for a in arrivals if a[1] >= _IGNORED_SHARE * received)
+    end, last = arrivals[-1]
     return 8 * (last - first) / (end - start)
 
 
 def ping(address):
-    """Return how long it takes to hear that nobody listens there, in seconds."""
+    """Return the seconds until an unused port refuses a connection."""
     times = []
     for _ in range(_PINGS):
         start = time.monotonic()
@@ -69,8 +71,8 @@ def _connect(address):
 
 
 if __name__ == "__main__":
-    what, address, *seconds = sys.argv[1:]
-    if what == "send":
+    command, address, *seconds = sys.argv[1:]
+    if command == "send":
         send(address, float(seconds[0]))
     else:
-        print(receive(address) if what == "receive" else ping(address))
+        print(receive(address) if command == "receive" else ping(address))
