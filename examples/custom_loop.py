@@ -1,4 +1,4 @@
-"""Compressed training with your own loop instead of `model.fit`.
+"""Compressed training with a custom loop instead of `model.fit`.
 
     tf-dgc run --workers 2 examples/custom_loop.py
 
@@ -78,13 +78,13 @@ def main(_):
         if step % 50 == 0:
             reporting.say(f"step {step}: loss {float(loss):.4f}")
 
-    right = tf.argmax(model(x_val), axis=1) == y_val
+    correct = tf.argmax(model(x_val), axis=1) == y_val
     row = reporting.row(
         method="dgc",
         model=model,
         optimizer=optimizer,
         sparsity=_SPARSITY.value,
-        val_accuracy=float(tf.reduce_mean(tf.cast(right, tf.float32))),
+        val_accuracy=float(tf.reduce_mean(tf.cast(correct, tf.float32))),
         step_ms=1000 * sorted(times)[len(times) // 2],
         workers=strategy.num_replicas_in_sync,
     )

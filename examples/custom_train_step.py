@@ -1,9 +1,9 @@
-"""A `train_step` of one's own under `fit`: a variational autoencoder of digits.
+"""A custom `train_step` with `fit`: a variational autoencoder of digits.
 
     tf-dgc run --workers 2 examples/custom_train_step.py
 
-The step does what Keras's own does: it divides the loss by the number of workers, whose
-gradients are summed, and hands the gradients to the optimizer.
+Like Keras's own step, it divides the loss by the number of workers, since gradients are
+summed over workers, and passes the gradients to the optimizer.
 """
 
 import keras
@@ -25,7 +25,7 @@ def build_part(inputs, outputs):
 
 
 class Autoencoder(keras.Model):
-    """Codes of digits, which are drawn around what the encoder says."""
+    """A variational autoencoder with normally distributed codes."""
 
     def __init__(self):
         super().__init__()
@@ -50,9 +50,9 @@ class Autoencoder(keras.Model):
             spread = tf.square(mean) + tf.exp(log_variance) - log_variance - 1
             divergence = 0.5 * tf.reduce_mean(tf.reduce_sum(spread, 1))
             loss = error + 0.1 * divergence
-            share = loss / workers
+            worker_loss = loss / workers
         variables = self.trainable_variables
-        self.optimizer.apply(tape.gradient(share, variables), variables)
+        self.optimizer.apply(tape.gradient(worker_loss, variables), variables)
         for tracker, value in zip(self.metrics, (loss, error, divergence), strict=True):
             tracker.update_state(value)
         return {tracker.name: tracker.result() for tracker in self.metrics}
@@ -68,7 +68,7 @@ def main(_):
         optimizer = tf_dgc.DGCOptimizer(keras.optimizers.Adam(2e-3), sparsity=0.95)
         model.compile(optimizer)
     data = tf.data.Dataset.from_tensor_slices(images).shuffle(2000, seed=0)
-    data = data.batch(64, drop_remainder=True)  # the same number for each worker
+    data = data.batch(64, drop_remainder=True)  # equal batches on all workers
     bars = reporting.bars()
     history = model.fit(data, epochs=_EPOCHS.value, verbose=bars).history
     error, ratio = history["error"], optimizer.stats.ratio

@@ -2,8 +2,8 @@
 
     tf-dgc run --workers 2 examples/digits.py
 
-Trains the same network from the same seeds with a plain SGD and with
-DGC for so many steps, and prints what both reached and what they sent.
+Trains the same network from the same seeds with plain SGD and with DGC, and prints
+accuracy, bytes and time of both.
 """
 
 import statistics
@@ -21,7 +21,7 @@ import tf_dgc
 _STEPS = flags.DEFINE_integer("steps", 200, "Training steps of each run.")
 _BATCH_SIZE = flags.DEFINE_integer("batch_size", 128, "Examples per step, all workers.")
 _SPARSITY = flags.DEFINE_float(
-    "sparsity", None, "Share of entries not sent; that for so many steps by default."
+    "sparsity", None, "Share of entries not sent; by default depends on `steps`."
 )
 _SEEDS = flags.DEFINE_integer("seeds", 3, "Runs per method, with seeds 0, 1, ...")
 _LEARNING_RATE = flags.DEFINE_float("learning_rate", 0.1, "For both methods.")
@@ -77,7 +77,7 @@ def train(method, seed, strategy, data):
 
 
 def last_sparsity(optimizer):
-    """Return the one behind the first steps, in which more is sent."""
+    """Return the sparsity after the warm-up."""
     sparsity = getattr(optimizer, "sparsity", 0.0)
     return getattr(sparsity, "final", sparsity)
 

@@ -2,8 +2,8 @@
 
     tf-dgc run --workers 2 examples/gan.py
 
-The generator learns points on a circle. Gradients of all workers are summed, so Keras
-divides its losses by their number.
+The generator learns points on a circle. Gradients are summed over workers, so Keras
+divides the losses by the number of workers.
 """
 
 import keras
@@ -25,7 +25,7 @@ def build_part(inputs, outputs):
 
 
 class Gan(keras.Model):
-    """Two models, each with an optimizer of its own."""
+    """Two models, each with its own optimizer."""
 
     def __init__(self):
         super().__init__()
@@ -44,12 +44,13 @@ class Gan(keras.Model):
 
     def train_step(self, real):
         workers = tf.distribute.get_strategy().num_replicas_in_sync
-        made = tf.random.normal([tf.shape(real)[0], _NOISE])
+        noise = tf.random.normal([tf.shape(real)[0], _NOISE])
         with tf.GradientTape(persistent=True) as tape:
-            scores = self.critic(self.generator(made)), self.critic(real)
-            zeros, ones = tf.zeros_like(scores[0]), tf.ones_like(scores[0])
-            critic = self.entropy(zeros, scores[0]) + self.entropy(ones, scores[1])
-            losses = {"critic": critic, "generator": self.entropy(ones, scores[0])}
+            fake_score = self.critic(self.generator(noise))
+            score = self.critic(real)
+            zeros, ones = tf.zeros_like(score), tf.ones_like(score)
+            critic = self.entropy(zeros, fake_score) + self.entropy(ones, score)
+            losses = {"critic": critic, "generator": self.entropy(ones, fake_score)}
         for name, loss in losses.items():
             variables = getattr(self, name).trainable_variables
             self.optimizers[name].apply(tape.gradient(loss, variables), variables)
@@ -67,8 +68,8 @@ def main(_):
     data = tf.data.Dataset.from_tensor_slices(points).shuffle(8192).batch(128)
     monitor = tf_dgc.callbacks.CompressionMonitor(optimizer=gan.optimizers)
     gan.fit(data, epochs=_EPOCHS.value, callbacks=[monitor], verbose=reporting.bars())
-    made = gan.generator.predict(tf.random.normal([1000, _NOISE]), verbose=0)
-    distance = np.abs(np.linalg.norm(made, axis=1) - 1).mean()
+    samples = gan.generator.predict(tf.random.normal([1000, _NOISE]), verbose=0)
+    distance = np.abs(np.linalg.norm(samples, axis=1) - 1).mean()
     reporting.say(f"points are {distance:.2f} from the circle")
     for name, optimizer in gan.optimizers.items():
         reporting.say(f"{name}: {optimizer.stats.bytes_per_step:,} bytes per step")

@@ -1,9 +1,9 @@
-"""Image classification: a network of `keras.applications`, fed by `tf.data`.
+"""Image classification: a model of `keras.applications` with a `tf.data` pipeline.
 
     tf-dgc run --workers 2 examples/image_classification.py
 
-Images are the digits of scikit-learn, of 32 pixels square and moved about, so that
-nothing is loaded. A batch is of all workers: each gets its share.
+Images are scikit-learn's digits, resized to 32 x 32 pixels and randomly shifted, so
+nothing is downloaded. Each worker gets its share of a batch.
 """
 
 import keras
@@ -18,26 +18,26 @@ _EPOCHS = flags.DEFINE_integer("epochs", 10, "Passes over the data.", lower_boun
 _BATCH_SIZE = flags.DEFINE_integer("batch_size", 64, "Examples per step, all workers.")
 _STEPS = flags.DEFINE_integer("steps", None, "Steps of an epoch; None for all.")
 _RECORD = flags.DEFINE_string("record", None, "A file for `tf-dgc report`.")
-_RATE = flags.DEFINE_float("learning_rate", 2e-3, "Of Adam.")
+_RATE = flags.DEFINE_float("learning_rate", 2e-3, "Learning rate of Adam.")
 
 
 def load_data():
-    """Return datasets of 1,500 images to train on and of the others."""
+    """Return a training set of 1,500 images, and a test set of the others."""
     images, labels = load_digits(return_X_y=True)
     images = (images / 16.0).astype("float32").reshape(-1, 8, 8, 1)
-    whole = tf.data.Dataset.from_tensor_slices((images, labels))
-    train = whole.take(1500).cache().shuffle(1500, seed=0)
-    train = train.map(prepare).map(move).batch(_BATCH_SIZE.value, drop_remainder=True)
-    tested = whole.skip(1500).map(prepare).batch(_BATCH_SIZE.value)
-    return train.prefetch(2), tested
+    digits = tf.data.Dataset.from_tensor_slices((images, labels))
+    train = digits.take(1500).cache().shuffle(1500, seed=0)
+    train = train.map(prepare).map(shift).batch(_BATCH_SIZE.value, drop_remainder=True)
+    test = digits.skip(1500).map(prepare).batch(_BATCH_SIZE.value)
+    return train.prefetch(2), test
 
 
 def prepare(image, label):
     return tf.image.grayscale_to_rgb(tf.image.resize(image, (32, 32))), label
 
 
-def move(image, label):
-    """Move an image by up to two pixels."""
+def shift(image, label):
+    """Shift an image by up to two pixels."""
     larger = tf.image.resize_with_crop_or_pad(image, 36, 36)
     return tf.image.random_crop(larger, (32, 32, 3)), label
 
@@ -59,18 +59,18 @@ def main(_):
             "sparse_categorical_crossentropy",
             metrics=["accuracy"],
         )
-    train, tested = load_data()
+    train, test = load_data()
     train = train.repeat() if _STEPS.value else train
     monitor = tf_dgc.callbacks.CompressionMonitor(path=_RECORD.value)
     model.fit(
         train,
         epochs=_EPOCHS.value,
         steps_per_epoch=_STEPS.value,
-        validation_data=tested,
+        validation_data=test,
         callbacks=[monitor],
         verbose=reporting.bars(),
     )
-    _, accuracy = model.evaluate(tested, verbose=0)
+    _, accuracy = model.evaluate(test, verbose=0)
     reporting.say(f"accuracy {accuracy:.1%}, 1/{model.optimizer.stats.ratio:.0f} sent")
 
 

@@ -1,11 +1,10 @@
-"""Mixed precision: float16 within the model, a loss scale, and compressed gradients.
+"""Mixed precision: a float16 model, a loss scale, and compressed gradients.
 
     tf-dgc run --workers 2 examples/mixed_precision.py
     tf-dgc run --workers 2 examples/mixed_precision.py --policy mixed_bfloat16
 
-`compile` puts a `LossScaleOptimizer` around the optimizer where the policy is
-mixed_float16. An overflow on one worker leaves out the step and halves the scale on
-all.
+With the policy mixed_float16, `compile` wraps the optimizer in a `LossScaleOptimizer`.
+An overflow on one worker skips the step and halves the scale on all workers.
 """
 
 import keras
@@ -16,13 +15,13 @@ from sklearn.datasets import load_digits
 
 import tf_dgc
 
-_POLICY = flags.DEFINE_string("policy", "mixed_float16", "Of all layers but the last.")
+_POLICY = flags.DEFINE_string("policy", "mixed_float16", "For all but the last layer.")
 _EPOCHS = flags.DEFINE_integer("epochs", 6, "Passes over the data.", lower_bound=1)
 
 
 def build_model():
     layers = [keras.layers.Dense(512, activation="relu") for _ in range(2)]
-    last = keras.layers.Dense(10, dtype="float32")  # the loss needs all digits
+    last = keras.layers.Dense(10, dtype="float32")  # the loss needs full precision
     return keras.Sequential([keras.Input((64,)), *layers, last])
 
 
@@ -45,8 +44,8 @@ def main(_):
     data = tf.data.Dataset.from_tensor_slices((images[:1500], labels[:1500]))
     data = data.shuffle(1500, seed=0).batch(64)
     model.fit(data, epochs=_EPOCHS.value, verbose=reporting.bars())
-    tested = tf.data.Dataset.from_tensor_slices((images[1500:], labels[1500:]))
-    _, accuracy = model.evaluate(tested.batch(99), verbose=0)
+    test = tf.data.Dataset.from_tensor_slices((images[1500:], labels[1500:]))
+    _, accuracy = model.evaluate(test.batch(99), verbose=0)
     scale = getattr(model.optimizer, "dynamic_scale", None)
     reporting.say(f"accuracy {accuracy:.1%}, {type(model.optimizer).__name__}")
     scale = "none" if scale is None else f"{float(scale.numpy()):,.0f}"

@@ -40,7 +40,7 @@ def load(split):
             "copy a prepared `mnist/3.0.1` folder there from another machine. "
             f"TensorFlow Datasets says: {error}"
         ) from error
-    # MNIST is one file: share its examples, not files, among the workers.
+    # MNIST is one file: shard by example, not by file.
     options = tf.data.Options()
     options.experimental_distribute.auto_shard_policy = (
         tf.data.experimental.AutoShardPolicy.DATA

@@ -2,9 +2,9 @@
 
     tf-dgc run --workers 2 examples/multi_worker_custom_loop.py
 
-With `MultiWorkerMirroredStrategy`: every worker makes its own input, one function does
-a step of all, and a checkpoint holds model, optimizer, epoch and step, so that a run
-that is started again goes on from there.
+Uses `MultiWorkerMirroredStrategy`: every worker creates its own input, one function
+takes a step on all workers, and a checkpoint holds model, optimizer, epoch and step, so
+that a restarted run resumes.
 """
 
 import os
@@ -50,12 +50,12 @@ def build_model():
 
 
 def make_train_step(strategy, model, optimizer, accuracy, global_batch_size):
-    """Return a function that takes the next batch of every worker, and the loss."""
+    """Return a function of an iterator that takes a step and returns the loss."""
     loss_of = keras.losses.SparseCategoricalCrossentropy(
         from_logits=True, reduction=None
     )
 
-    def step_of_a_replica(inputs):
+    def replica_step(inputs):
         images, labels = inputs
         with tf.GradientTape() as tape:
             predictions = model(images, training=True)
@@ -73,14 +73,14 @@ def make_train_step(strategy, model, optimizer, accuracy, global_batch_size):
 
     @tf.function
     def train_step(iterator):
-        losses = strategy.run(step_of_a_replica, args=(next(iterator),))
+        losses = strategy.run(replica_step, args=(next(iterator),))
         return strategy.reduce(tf.distribute.ReduceOp.SUM, losses, axis=None)
 
     return train_step
 
 
 def directory_to_write(directory, resolver):
-    """Return the directory for the chief, and one within it for every other worker."""
+    """Return the directory for the chief, and a subdirectory for other workers."""
     chief = "chief" not in resolver.cluster_spec().as_dict() and resolver.task_id == 0
     if resolver.task_type in (None, "chief") or chief:
         return directory
@@ -112,14 +112,14 @@ def main(_):
     checkpoint = tf.train.Checkpoint(
         model=model, optimizer=optimizer, epoch=epoch, step=step
     )
-    mine = directory_to_write(directory, resolver)
-    manager = tf.train.CheckpointManager(checkpoint, mine, max_to_keep=1)
+    worker_directory = directory_to_write(directory, resolver)
+    manager = tf.train.CheckpointManager(checkpoint, worker_directory, max_to_keep=1)
     latest = tf.train.latest_checkpoint(directory)
     if latest:
         checkpoint.restore(latest)
         reporting.say(f"going on from epoch {epoch.numpy()}")
 
-    times, right = [], float("nan")
+    times, train_accuracy = [], float("nan")
     while epoch.numpy() < _EPOCHS.value:
         iterator, total_loss = iter(data), 0.0
         while step.numpy() < _STEPS.value:
@@ -127,14 +127,17 @@ def main(_):
             total_loss += train_step(iterator)
             times.append(time.perf_counter() - start)
             step.assign_add(1)
-        loss, right = float(total_loss) / _STEPS.value, float(accuracy.result())
-        reporting.say(f"epoch {epoch.numpy()}: loss {loss:.4f}, accuracy {right:.4f}")
+        loss = float(total_loss) / _STEPS.value
+        train_accuracy = float(accuracy.result())
+        reporting.say(
+            f"epoch {epoch.numpy()}: loss {loss:.4f}, accuracy {train_accuracy:.4f}"
+        )
         accuracy.reset_state()
         epoch.assign_add(1)
         step.assign(0)
         manager.save()
-        if mine != directory:
-            tf.io.gfile.rmtree(mine)
+        if worker_directory != directory:
+            tf.io.gfile.rmtree(worker_directory)
 
     if times:
         row = reporting.row(
@@ -142,7 +145,7 @@ def main(_):
             model=model,
             optimizer=optimizer,
             sparsity=_SPARSITY.value,
-            val_accuracy=right,
+            val_accuracy=train_accuracy,
             step_ms=1000 * sorted(times)[len(times) // 2],
             workers=strategy.num_replicas_in_sync,
         )

@@ -2,8 +2,8 @@
 
     tf-dgc run --workers 2 examples/multi_worker_with_keras.py
 
-Trains by `fit`, saves and loads the model, checkpoints and restores it, and backs up.
-All of it is Keras's and TensorFlow's own; the optimizer alone is wrapped.
+Trains with `fit`, saves and loads the model, checkpoints and restores it, and writes
+backups. Only the optimizer differs from the tutorial: it is wrapped.
 """
 
 import os
@@ -61,28 +61,28 @@ def path_to_write(path, resolver):
     """Return the path for the chief, and one in a temporary folder for the others."""
     if resolver.task_type == "chief" or resolver.task_id == 0:
         return path
-    mine = os.path.join(os.path.dirname(path), f"temporary_{resolver.task_id}")
-    tf.io.gfile.makedirs(mine)
-    return os.path.join(mine, os.path.basename(path))
+    folder = os.path.join(os.path.dirname(path), f"temporary_{resolver.task_id}")
+    tf.io.gfile.makedirs(folder)
+    return os.path.join(folder, os.path.basename(path))
 
 
-def remove_unless_chief(written, path):
-    if written != path:
-        tf.io.gfile.rmtree(os.path.dirname(written))
+def remove_unless_chief(worker_path, path):
+    if worker_path != path:
+        tf.io.gfile.rmtree(os.path.dirname(worker_path))
 
 
 def save_and_load(model, path, resolver):
-    written = path_to_write(path, resolver)
-    model.save(written)
-    remove_unless_chief(written, path)
+    worker_path = path_to_write(path, resolver)
+    model.save(worker_path)
+    remove_unless_chief(worker_path, path)
     return keras.models.load_model(path)
 
 
 def checkpoint_and_restore(model, directory, resolver):
     checkpoint = tf.train.Checkpoint(model=model)
-    written = path_to_write(directory, resolver)
-    tf.train.CheckpointManager(checkpoint, written, max_to_keep=1).save()
-    remove_unless_chief(written, directory)
+    worker_path = path_to_write(directory, resolver)
+    tf.train.CheckpointManager(checkpoint, worker_path, max_to_keep=1).save()
+    remove_unless_chief(worker_path, directory)
     checkpoint.restore(tf.train.latest_checkpoint(directory))
 
 
@@ -96,23 +96,23 @@ def main(_):
     data = batches(x_train, y_train, _BATCH_SIZE.value * strategy.num_replicas_in_sync)
     settings = {"steps_per_epoch": _STEPS.value, "verbose": reporting.bars()}
 
-    def say_how_good(what, model):
+    def evaluate(label, model):
         accuracy = model.evaluate(x_val, y_val, batch_size=len(x_val), verbose=0)[1]
-        reporting.say(f"{what}: {accuracy:.4f} of the validation set are right")
+        reporting.say(f"{label}: {accuracy:.4f} of the validation set are right")
         return accuracy
 
     with strategy.scope():
         model = build_and_compile_model()
     model.fit(data, epochs=_EPOCHS.value, **settings)
-    say_how_good("trained", model)
+    evaluate("trained", model)
 
     with strategy.scope():
         loaded = save_and_load(model, os.path.join(directory, "model.keras"), resolver)
-    say_how_good("loaded", loaded)
+    evaluate("loaded", loaded)
     loaded.fit(data, epochs=1, **settings)
 
     checkpoint_and_restore(model, os.path.join(directory, "checkpoints"), resolver)
-    say_how_good("restored", model)
+    evaluate("restored", model)
     model.fit(data, epochs=1, **settings)
 
     with strategy.scope():
@@ -127,7 +127,7 @@ def main(_):
         method="dgc",
         model=model,
         sparsity=_SPARSITY.value,
-        val_accuracy=say_how_good("trained with backups", model),
+        val_accuracy=evaluate("trained with backups", model),
         step_ms=timer.median_ms,
         workers=strategy.num_replicas_in_sync,
     )

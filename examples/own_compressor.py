@@ -1,4 +1,4 @@
-"""A compression method of your own, without touching the package.
+"""A custom compression method, defined outside the package.
 
     tf-dgc run --workers 2 examples/own_compressor.py
 
@@ -17,7 +17,7 @@ from tf_dgc.compressors import num_stream_words, pack_bits, unpack_bits
 
 @keras.saving.register_keras_serializable(package="mine")
 class TwoMeans(compressors.OneRound, compressors.Quantizer):
-    """A sign and the mean of its side."""
+    """Sends signs, and the mean of each sign's entries."""
 
     name = "two_means"
     reference = "Seide et al., 1-bit SGD, Interspeech 2014 (one column)"
@@ -39,9 +39,9 @@ class TwoMeans(compressors.OneRound, compressors.Quantizer):
 
 
 def main():
-    rng = np.random.default_rng(0)
-    x = rng.normal(size=(2048, 64)).astype("float32")
-    y = np.sin(x @ rng.normal(size=(64, 1)) / 8)
+    random = np.random.default_rng(0)
+    x = random.normal(size=(2048, 64)).astype("float32")
+    y = np.sin(x @ random.normal(size=(64, 1)) / 8)
     keras.utils.set_random_seed(0)
     strategy = tf_dgc.multi_worker_strategy()
     with strategy.scope():

@@ -1,4 +1,4 @@
-"""What the examples share: step times, the closing table and `--json`."""
+"""Step times, a table of results, and the flag `--json` of the examples."""
 
 import json
 import os
@@ -18,7 +18,7 @@ _JSON = flags.DEFINE_string("json", None, "File to write the rows of the table t
 
 
 class StepTimer(keras.callbacks.Callback):
-    """Measures the time of each step after the first ones, which trace and warm up."""
+    """Times steps, except the first ones, which trace and warm up."""
 
     def __init__(self, skip):
         super().__init__()
@@ -38,7 +38,7 @@ class StepTimer(keras.callbacks.Callback):
 
 
 def quiet():
-    """Keep TensorFlow's progress messages, one per collective, out of the output."""
+    """Turn off TensorFlow's progress messages, of which there is one per collective."""
     logging.set_verbosity(logging.WARNING)
     tf.get_logger().setLevel("WARNING")
 
@@ -49,7 +49,7 @@ def is_chief():
 
 
 def bars():
-    """Return `verbose` for the chief: bars on a terminal, else a line per epoch."""
+    """Return Keras's `verbose`: for the chief bars on a terminal, else epoch lines."""
     if not is_chief():
         return 0
     return 1 if sys.stdout.isatty() else 2
@@ -61,7 +61,7 @@ def say(message):
 
 
 def row(*, method, model, optimizer=None, sparsity, val_accuracy, step_ms, workers):
-    """Return one row: what a step sent on average, counted where it was handed over."""
+    """Return one row, with the mean of a worker's bytes per step."""
     dense_bytes = sum(v.numpy().nbytes for v in model.trainable_variables)
     optimizer = optimizer or model.optimizer
     sent_bytes = dense_bytes
@@ -80,7 +80,7 @@ def row(*, method, model, optimizer=None, sparsity, val_accuracy, step_ms, worke
 
 
 def report(rows, title):
-    """Print the rows as a table, and write them as JSON if asked; chief only."""
+    """Print the rows as a table, and write them to `--json`, on the chief only."""
     if not is_chief():
         return
     table = Table(title=title)

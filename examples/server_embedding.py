@@ -1,10 +1,10 @@
-"""Two parameter servers, and an embedding of which only the rows of a batch travel.
+"""Two parameter servers, and an embedding that exchanges only the rows of a batch.
 
     tf-dgc run --servers 2 --workers 2 examples/server_embedding.py
 
-Sentences are made up: of 50,000 words, some are used more in one class than in the
-other. The table of their vectors is on one server, all else on the other; a push has
-the rows of the words in a batch, and a pull those that others have changed.
+Sentences are synthetic: of 50,000 words, some are more frequent in one class than in
+the other. The embedding is on one server, all other variables on the other. A push has
+the rows of the words in a batch, a pull the rows that other workers have changed.
 """
 
 import json
@@ -23,13 +23,13 @@ _BATCH_SIZE = flags.DEFINE_integer("batch_size", 32, "Examples per step and work
 
 
 def make_sentences(number, seed):
-    """Return sentences, of words that become rarer with their number, and classes."""
+    """Return sentences of words with a Zipf distribution, and their classes."""
     random = np.random.default_rng(seed)
     words = random.zipf(1.3, (number, _LENGTH)) % _WORDS
     classes = random.integers(0, 2, number)
-    telling = random.random((number, _LENGTH)) < 0.3
-    of_class = 100 + 200 * classes[:, None] + random.integers(0, 200, words.shape)
-    return np.where(telling, of_class, words), classes.astype("float32")
+    is_class_word = random.random((number, _LENGTH)) < 0.3
+    class_words = 100 + 200 * classes[:, None] + random.integers(0, 200, words.shape)
+    return np.where(is_class_word, class_words, words), classes.astype("float32")
 
 
 def build_model():
@@ -60,9 +60,10 @@ def main(_):
     optimizer = model.optimizer
     pushed, pulled = optimizer.stats, optimizer.bytes_per_pull
     optimizer.pull_weights()
-    _, right = model.evaluate(*make_sentences(1000, seed=0), verbose=0)
+    words, classes = make_sentences(1000, seed=0)
+    _, accuracy = model.evaluate(words, classes, verbose=0)
     print(
-        f"worker {worker}: {right:.1%} right, a push is "
+        f"worker {worker}: {accuracy:.1%} right, a push is "
         f"{pushed.bytes_per_step:,} bytes and a pull {pulled:,}, "
         f"of {pushed.dense_bytes_per_step:,} of all",
         flush=True,

@@ -1,10 +1,10 @@
-"""Text classification: an embedding, whose gradient has rows only of words in a batch.
+"""Text classification with an embedding, whose gradient has only a batch's rows.
 
     tf-dgc run --workers 2 examples/text_classification.py
 
-Sentences are made up: of 20,000 words, some are used more in one class than in the
-other. The gradient of the embedding is `tf.IndexedSlices`, and stays so until what is
-sent was chosen.
+Sentences are synthetic: of 20,000 words, some are more frequent in one class than in
+the other. The embedding's gradient remains `tf.IndexedSlices` until the entries to send
+are selected.
 """
 
 import keras
@@ -21,19 +21,19 @@ _BATCH_SIZE = flags.DEFINE_integer("batch_size", 64, "Examples per step, all wor
 
 
 def make_sentences(number, seed):
-    """Return texts, of words that become rarer with their number, and classes."""
+    """Return texts of words with a Zipf distribution, and their classes."""
     random = np.random.default_rng(seed)
     words = random.zipf(1.3, (number, _LENGTH)) % _WORDS
     classes = random.integers(0, 2, number)
-    telling = random.random((number, _LENGTH)) < 0.1
-    of_class = 100 + 200 * classes[:, None] + random.integers(0, 200, words.shape)
-    words = np.where(telling, of_class, words)
+    is_class_word = random.random((number, _LENGTH)) < 0.1
+    class_words = 100 + 200 * classes[:, None] + random.integers(0, 200, words.shape)
+    words = np.where(is_class_word, class_words, words)
     return [" ".join(f"w{word}" for word in line) for line in words], classes
 
 
 def build_model(texts):
-    to_numbers = keras.layers.TextVectorization(_WORDS, output_sequence_length=_LENGTH)
-    to_numbers.adapt(texts)
+    vectorize = keras.layers.TextVectorization(_WORDS, output_sequence_length=_LENGTH)
+    vectorize.adapt(texts)
     model = keras.Sequential(
         [
             keras.Input((_LENGTH,), dtype="int32"),
@@ -43,7 +43,7 @@ def build_model(texts):
             keras.layers.Dense(1),
         ]
     )
-    return to_numbers, model
+    return vectorize, model
 
 
 def main(_):
@@ -52,7 +52,7 @@ def main(_):
     keras.utils.set_random_seed(0)
     texts, classes = make_sentences(4000, seed=0)
     with strategy.scope():
-        to_numbers, model = build_model(texts)
+        vectorize, model = build_model(texts)
         model.compile(
             tf_dgc.DGCOptimizer(keras.optimizers.Adam(3e-3), sparsity=0.99),
             keras.losses.BinaryCrossentropy(from_logits=True),
@@ -60,13 +60,13 @@ def main(_):
         )
     data = tf.data.Dataset.from_tensor_slices((texts, classes.astype("float32")))
     data = data.shuffle(4000, seed=0).repeat().batch(_BATCH_SIZE.value)
-    data = data.map(lambda text, y: (to_numbers(text), y)).prefetch(2)
+    data = data.map(lambda text, y: (vectorize(text), y)).prefetch(2)
     model.fit(data, steps_per_epoch=_STEPS.value, verbose=reporting.bars())
     texts, classes = make_sentences(1000, seed=1)
-    outputs = model.predict(to_numbers(tf.constant(texts)), verbose=0)
-    right = np.mean((outputs[:, 0] > 0) == classes)
+    outputs = model.predict(vectorize(tf.constant(texts)), verbose=0)
+    accuracy = np.mean((outputs[:, 0] > 0) == classes)
     stats = model.optimizer.stats
-    reporting.say(f"accuracy {right:.1%}")
+    reporting.say(f"accuracy {accuracy:.1%}")
     reporting.say(f"{stats.bytes_per_step:,} bytes per step, 1/{stats.ratio:.0f}")
 
 

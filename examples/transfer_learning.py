@@ -1,10 +1,10 @@
-"""Transfer learning: a frozen network with a new head, and then all of it.
+"""Transfer learning: trains a new head on a frozen network, then the whole network.
 
     tf-dgc run --workers 2 examples/transfer_learning.py
 
-The network first learns to tell the digits 0 to 4, and stands for one that was loaded.
-Each phase has an optimizer of its own, for the variables that are trained in it: what
-is frozen takes no state and is not sent.
+In place of loading a pretrained network, the example first trains one on the digits 0
+to 4. Each phase has its own optimizer for the variables that it trains: frozen
+variables need no state and are not sent.
 """
 
 import keras
@@ -19,14 +19,14 @@ _EPOCHS = flags.DEFINE_integer("epochs", 6, "Passes over the data, of each phase
 
 
 def load_data(digits):
-    """Return datasets of these digits: to train on, and the last 200 to try."""
+    """Return a training set of these digits, and a test set of the last 200."""
     images, labels = load_digits(return_X_y=True)
-    chosen = (labels >= digits[0]) & (labels <= digits[-1])
-    images = (images[chosen] / 16.0).astype("float32").reshape(-1, 8, 8, 1)
-    labels = labels[chosen] - digits[0]
+    mask = (labels >= digits[0]) & (labels <= digits[-1])
+    images = (images[mask] / 16.0).astype("float32").reshape(-1, 8, 8, 1)
+    labels = labels[mask] - digits[0]
     train = tf.data.Dataset.from_tensor_slices((images[:-200], labels[:-200]))
-    tested = tf.data.Dataset.from_tensor_slices((images[-200:], labels[-200:]))
-    return train.shuffle(1000, seed=0).batch(64), tested.batch(200)
+    test = tf.data.Dataset.from_tensor_slices((images[-200:], labels[-200:]))
+    return train.shuffle(1000, seed=0).batch(64), test.batch(200)
 
 
 def build_body():
@@ -42,18 +42,18 @@ def build_body():
 
 
 def train(model, digits, learning_rate, phase):
-    """Train what is trainable now, and say what came of it."""
+    """Train the trainable variables, and print the accuracy."""
     sgd = keras.optimizers.SGD(learning_rate, momentum=0.9)
     model.compile(
         tf_dgc.DGCOptimizer(sgd, sparsity=0.95),
         keras.losses.SparseCategoricalCrossentropy(from_logits=True),
         metrics=["accuracy"],
     )
-    data, tested = load_data(digits)
+    data, test = load_data(digits)
     model.fit(data, epochs=_EPOCHS.value, verbose=reporting.bars())
-    _, accuracy = model.evaluate(tested, verbose=0)
-    sent = f"{model.optimizer.stats.bytes_per_step:,} bytes per step"
-    reporting.say(f"{phase}: accuracy {accuracy:.1%}, {sent}")
+    _, accuracy = model.evaluate(test, verbose=0)
+    num_bytes = model.optimizer.stats.bytes_per_step
+    reporting.say(f"{phase}: accuracy {accuracy:.1%}, {num_bytes:,} bytes per step")
 
 
 def main(_):

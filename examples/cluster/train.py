@@ -1,9 +1,9 @@
-"""What the files of this folder start on every machine: a small model on made-up data.
+"""Trains a small model on synthetic data; the other files here start it on clusters.
 
     tf-dgc run --workers 2 examples/cluster/train.py
 
-It goes on from its backup when it is started again. Of the cluster it knows what
-`TF_CONFIG` says, or else Slurm.
+A restarted run resumes from its backup. `TF_CONFIG`, or else Slurm, describes the
+cluster.
 """
 
 import os
@@ -16,12 +16,12 @@ from absl import app, flags
 import tf_dgc
 
 _EPOCHS = flags.DEFINE_integer("epochs", 4, "Passes over the data.")
-_BATCH = flags.DEFINE_integer("batch_size", 64, "Examples of a step, of all workers.")
+_BATCH = flags.DEFINE_integer("batch_size", 64, "Examples per step, all workers.")
 _DIRECTORY = flags.DEFINE_string("directory", "run", "For backup, record and model.")
 
 
 def make_dataset(batch_size):
-    """Return 2048 points of two rings, and in which of them each is."""
+    """Return 2048 points of two rings, labeled with their ring."""
     random = np.random.default_rng(0)
     angle, ring = random.uniform(0, 2 * np.pi, 2048), random.integers(0, 2, 2048)
     radius = 1 + ring + random.normal(0, 0.1, 2048)
@@ -48,7 +48,7 @@ def make_model():
 
 
 def main(_):
-    # `tf-dgc run` within a job of Slurm has set TF_CONFIG already.
+    # In a Slurm job `tf-dgc run` has already set TF_CONFIG.
     if "TF_CONFIG" not in os.environ and "SLURM_PROCID" in os.environ:
         tf_dgc.cluster.from_slurm()
     strategy = tf_dgc.multi_worker_strategy()
@@ -61,7 +61,7 @@ def main(_):
     data = make_dataset(_BATCH.value)
     history = model.fit(data, epochs=_EPOCHS.value, verbose=2, callbacks=callbacks)
     tf_dgc.saving.save_model(model, f"{_DIRECTORY.value}/model.keras")
-    if history.history:  # nothing was left to do, if it is empty
+    if history.history:  # empty if the backup was complete
         print(f"{strategy.num_replicas_in_sync} workers: accuracy "
               f"{history.history['accuracy'][-1]:.1%}", flush=True)  # fmt: skip
 
