@@ -41,9 +41,9 @@ RESULTS = pathlib.Path(__file__).parent / "results"
 PREDICTED = RESULTS / "advice_predicted.json"
 
 _PREDICT = flags.DEFINE_boolean("predict", False, "Predict, and write the file.")
-_MEASURE = flags.DEFINE_boolean("measure", False, "Measure what was predicted.")
+_MEASURE = flags.DEFINE_boolean("measure", False, "Measure the predicted steps.")
 _PREDICTED = flags.DEFINE_string("predicted", str(PREDICTED), "File of predictions.")
-_MODELS = flags.DEFINE_list("models", ["cnn", "images", "medium"], "What is trained.")
+_MODELS = flags.DEFINE_list("models", ["cnn", "images", "medium"], "Models to train.")
 _WORKERS = flags.DEFINE_list("workers", ["2", "4"], "Numbers of workers.")
 _LINKS = flags.DEFINE_list(
     "links",
@@ -67,8 +67,8 @@ def main(_):
         raise app.UsageError("Give one of --predict, --measure and --from_json.")
     if _PREDICT.value and pathlib.Path(_PREDICTED.value).exists():
         raise app.UsageError(
-            f"{_PREDICTED.value} is there, and rows that were measured are compared "
-            "with it: name a new file by --predicted."
+            f"{_PREDICTED.value} exists, and measured rows are compared with it: "
+            "name a new file by --predicted."
         )
     signals.end_orderly()
     try:

@@ -58,7 +58,7 @@ _ENTRIES = flags.DEFINE_list(
     "entries", ["25e6:0.999"], "Entries of a model, and the share not sent."
 )
 _STEPS = flags.DEFINE_list(
-    "steps", [], "Entries and shares of models whose whole steps to measure."
+    "steps", [], "Models whose whole steps to measure, as in `entries`."
 )
 _EXCHANGES = flags.DEFINE_list(
     "collectives", EXCHANGES, "Collective algorithms; `star N` has N servers."

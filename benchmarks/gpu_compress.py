@@ -115,7 +115,7 @@ def measure(library, n, sparsity, dtype):
 
 
 def measure_many(library, sparsity):
-    """Time ResNet-50's tensors in one call, and one tensor of as many entries."""
+    """Time ResNet-50's tensors in one call, and one tensor of the same total size."""
     from common import gpu_contenders as contenders
 
     sizes = resnet50.sizes()

@@ -33,7 +33,7 @@ def build_model():
 
 
 def main(_):
-    reporting.quiet()
+    reporting.silence_tensorflow()
     images, labels = load_digits(return_X_y=True)
     images = (images / 16.0).astype("float32")
     x_train, x_val, y_train, y_val = train_test_split(images, labels, random_state=0)
@@ -76,7 +76,7 @@ def main(_):
         loss = distributed_step(batch)
         times.append(time.perf_counter() - start)
         if step % 50 == 0:
-            reporting.say(f"step {step}: loss {float(loss):.4f}")
+            reporting.log(f"step {step}: loss {float(loss):.4f}")
 
     correct = tf.argmax(model(x_val), axis=1) == y_val
     row = reporting.row(

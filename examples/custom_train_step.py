@@ -59,7 +59,7 @@ class Autoencoder(keras.Model):
 
 
 def main(_):
-    reporting.quiet()
+    reporting.silence_tensorflow()
     strategy = tf_dgc.multi_worker_strategy()
     keras.utils.set_random_seed(0)
     images = (load_digits(return_X_y=True)[0] / 16.0).astype("float32")
@@ -69,10 +69,10 @@ def main(_):
         model.compile(optimizer)
     data = tf.data.Dataset.from_tensor_slices(images).shuffle(2000, seed=0)
     data = data.batch(64, drop_remainder=True)  # equal batches on all workers
-    bars = reporting.bars()
-    history = model.fit(data, epochs=_EPOCHS.value, verbose=bars).history
+    verbose = reporting.verbose()
+    history = model.fit(data, epochs=_EPOCHS.value, verbose=verbose).history
     error, ratio = history["error"], optimizer.stats.ratio
-    reporting.say(f"error {error[0]:.2f} -> {error[-1]:.2f}, 1/{ratio:.0f} sent")
+    reporting.log(f"error {error[0]:.2f} -> {error[-1]:.2f}, 1/{ratio:.0f} sent")
 
 
 if __name__ == "__main__":

@@ -70,7 +70,7 @@ def train(method, seed, strategy, data):
         steps_per_epoch=_STEPS.value,
         callbacks=[timer],
         shuffle=False,
-        verbose=reporting.bars(),
+        verbose=reporting.verbose(),
     )
     _, accuracy = model.evaluate(x_val, y_val, batch_size=len(x_val), verbose=0)
     return model, accuracy, timer.median_ms
@@ -86,7 +86,7 @@ def compare(method, strategy, data):
     start = time.time()
     runs = [train(method, seed, strategy, data) for seed in range(_SEEDS.value)]
     models, accuracies, step_ms = zip(*runs, strict=True)
-    reporting.say(f"{method}: {_SEEDS.value} runs in {time.time() - start:.0f} s")
+    reporting.log(f"{method}: {_SEEDS.value} runs in {time.time() - start:.0f} s")
     return reporting.row(
         method=method,
         model=models[-1],
@@ -98,7 +98,7 @@ def compare(method, strategy, data):
 
 
 def main(_):
-    reporting.quiet()
+    reporting.silence_tensorflow()
     strategy = tf_dgc.multi_worker_strategy()
     data = load_data()
     rows = [compare(method, strategy, data) for method in ("dense", "dgc")]

@@ -2,8 +2,8 @@
 
     tf-dgc run --workers 2 examples/gan.py
 
-The generator learns points on a circle. Gradients are summed over workers, so Keras
-divides the losses by the number of workers.
+The generator learns points on a circle. Keras divides the losses by the number of
+workers, since gradients are summed over workers.
 """
 
 import keras
@@ -46,11 +46,10 @@ class Gan(keras.Model):
         workers = tf.distribute.get_strategy().num_replicas_in_sync
         noise = tf.random.normal([tf.shape(real)[0], _NOISE])
         with tf.GradientTape(persistent=True) as tape:
-            fake_score = self.critic(self.generator(noise))
-            score = self.critic(real)
-            zeros, ones = tf.zeros_like(score), tf.ones_like(score)
-            critic = self.entropy(zeros, fake_score) + self.entropy(ones, score)
-            losses = {"critic": critic, "generator": self.entropy(ones, fake_score)}
+            fake, true = self.critic(self.generator(noise)), self.critic(real)
+            zeros, ones = tf.zeros_like(true), tf.ones_like(true)
+            critic = self.entropy(zeros, fake) + self.entropy(ones, true)
+            losses = {"critic": critic, "generator": self.entropy(ones, fake)}
         for name, loss in losses.items():
             variables = getattr(self, name).trainable_variables
             self.optimizers[name].apply(tape.gradient(loss, variables), variables)
@@ -58,7 +57,7 @@ class Gan(keras.Model):
 
 
 def main(_):
-    reporting.quiet()
+    reporting.silence_tensorflow()
     strategy = tf_dgc.multi_worker_strategy()
     keras.utils.set_random_seed(0)
     with strategy.scope():
@@ -66,13 +65,14 @@ def main(_):
     angles = np.random.default_rng(0).uniform(0, 2 * np.pi, 64 * 128)
     points = np.stack([np.cos(angles), np.sin(angles)], 1).astype("float32")
     data = tf.data.Dataset.from_tensor_slices(points).shuffle(8192).batch(128)
-    monitor = tf_dgc.callbacks.CompressionMonitor(optimizer=gan.optimizers)
-    gan.fit(data, epochs=_EPOCHS.value, callbacks=[monitor], verbose=reporting.bars())
+    callbacks = [tf_dgc.callbacks.CompressionMonitor(optimizer=gan.optimizers)]
+    verbose = reporting.verbose()
+    gan.fit(data, epochs=_EPOCHS.value, callbacks=callbacks, verbose=verbose)
     samples = gan.generator.predict(tf.random.normal([1000, _NOISE]), verbose=0)
     distance = np.abs(np.linalg.norm(samples, axis=1) - 1).mean()
-    reporting.say(f"points are {distance:.2f} from the circle")
+    reporting.log(f"points are {distance:.2f} from the circle")
     for name, optimizer in gan.optimizers.items():
-        reporting.say(f"{name}: {optimizer.stats.bytes_per_step:,} bytes per step")
+        reporting.log(f"{name}: {optimizer.stats.bytes_per_step:,} bytes per step")
 
 
 if __name__ == "__main__":

@@ -49,7 +49,7 @@ def build_model():
 
 
 def main(_):
-    reporting.quiet()
+    reporting.silence_tensorflow()
     strategy = tf_dgc.multi_worker_strategy()
     keras.utils.set_random_seed(0)
     with strategy.scope():
@@ -68,10 +68,10 @@ def main(_):
         steps_per_epoch=_STEPS.value,
         validation_data=test,
         callbacks=[monitor],
-        verbose=reporting.bars(),
+        verbose=reporting.verbose(),
     )
     _, accuracy = model.evaluate(test, verbose=0)
-    reporting.say(f"accuracy {accuracy:.1%}, 1/{model.optimizer.stats.ratio:.0f} sent")
+    reporting.log(f"accuracy {accuracy:.1%}, 1/{model.optimizer.stats.ratio:.0f} sent")
 
 
 if __name__ == "__main__":

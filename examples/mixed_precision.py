@@ -26,7 +26,7 @@ def build_model():
 
 
 def main(_):
-    reporting.quiet()
+    reporting.silence_tensorflow()
     strategy = tf_dgc.multi_worker_strategy()
     keras.utils.set_random_seed(0)
     keras.mixed_precision.set_dtype_policy(_POLICY.value)
@@ -43,15 +43,15 @@ def main(_):
     images = (images / 16.0).astype("float32")
     data = tf.data.Dataset.from_tensor_slices((images[:1500], labels[:1500]))
     data = data.shuffle(1500, seed=0).batch(64)
-    model.fit(data, epochs=_EPOCHS.value, verbose=reporting.bars())
+    model.fit(data, epochs=_EPOCHS.value, verbose=reporting.verbose())
     test = tf.data.Dataset.from_tensor_slices((images[1500:], labels[1500:]))
     _, accuracy = model.evaluate(test.batch(99), verbose=0)
     scale = getattr(model.optimizer, "dynamic_scale", None)
-    reporting.say(f"accuracy {accuracy:.1%}, {type(model.optimizer).__name__}")
+    reporting.log(f"accuracy {accuracy:.1%}, {type(model.optimizer).__name__}")
     scale = "none" if scale is None else f"{float(scale.numpy()):,.0f}"
-    reporting.say(f"loss scale {scale}, {dgc.stats.nonfinite} left out")
+    reporting.log(f"loss scale {scale}, {dgc.stats.nonfinite} left out")
     stats = dgc.stats
-    reporting.say(f"{stats.bytes_per_step:,} bytes per step, 1/{stats.ratio:.0f}")
+    reporting.log(f"{stats.bytes_per_step:,} bytes per step, 1/{stats.ratio:.0f}")
 
 
 if __name__ == "__main__":

@@ -100,7 +100,7 @@ def train(method, strategy):
         validation_data=load("test").map(prepare).batch(1000),
         callbacks=[*monitor, timer],
         shuffle=False,
-        verbose=reporting.bars(),
+        verbose=reporting.verbose(),
     )
     return reporting.row(
         method=method,
@@ -113,7 +113,7 @@ def train(method, strategy):
 
 
 def main(_):
-    reporting.quiet()
+    reporting.silence_tensorflow()
     if _DOWNLOAD.value:
         load("train")
         return

@@ -88,7 +88,7 @@ def directory_to_write(directory, resolver):
 
 
 def main(_):
-    reporting.quiet()
+    reporting.silence_tensorflow()
     directory = _DIRECTORY.value or os.path.join(tempfile.gettempdir(), "tf_dgc_loop")
     strategy = tf_dgc.multi_worker_strategy()
     resolver = strategy.cluster_resolver
@@ -117,7 +117,7 @@ def main(_):
     latest = tf.train.latest_checkpoint(directory)
     if latest:
         checkpoint.restore(latest)
-        reporting.say(f"going on from epoch {epoch.numpy()}")
+        reporting.log(f"going on from epoch {epoch.numpy()}")
 
     times, train_accuracy = [], float("nan")
     while epoch.numpy() < _EPOCHS.value:
@@ -129,7 +129,7 @@ def main(_):
             step.assign_add(1)
         loss = float(total_loss) / _STEPS.value
         train_accuracy = float(accuracy.result())
-        reporting.say(
+        reporting.log(
             f"epoch {epoch.numpy()}: loss {loss:.4f}, accuracy {train_accuracy:.4f}"
         )
         accuracy.reset_state()

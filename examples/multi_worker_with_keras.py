@@ -87,18 +87,18 @@ def checkpoint_and_restore(model, directory, resolver):
 
 
 def main(_):
-    reporting.quiet()
+    reporting.silence_tensorflow()
     directory = _DIRECTORY.value or os.path.join(tempfile.gettempdir(), "tf_dgc_keras")
     os.makedirs(directory, exist_ok=True)
     strategy = tf_dgc.multi_worker_strategy()
     resolver = strategy.cluster_resolver
     x_train, x_val, y_train, y_val = load_data()
     data = batches(x_train, y_train, _BATCH_SIZE.value * strategy.num_replicas_in_sync)
-    settings = {"steps_per_epoch": _STEPS.value, "verbose": reporting.bars()}
+    settings = {"steps_per_epoch": _STEPS.value, "verbose": reporting.verbose()}
 
     def evaluate(label, model):
         accuracy = model.evaluate(x_val, y_val, batch_size=len(x_val), verbose=0)[1]
-        reporting.say(f"{label}: {accuracy:.4f} of the validation set are right")
+        reporting.log(f"{label}: {accuracy:.4f} of the validation set are right")
         return accuracy
 
     with strategy.scope():

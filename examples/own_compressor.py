@@ -50,8 +50,8 @@ def main():
         sgd = keras.optimizers.SGD(0.05)
         optimizer = tf_dgc.CompressedOptimizer(sgd, TwoMeans())
         model.compile(optimizer, "mse")
-    bars = reporting.bars()
-    history = model.fit(x, y, epochs=10, batch_size=128, verbose=bars).history
+    verbose = reporting.verbose()
+    history = model.fit(x, y, epochs=10, batch_size=128, verbose=verbose).history
     stats = optimizer.stats
     print(f"loss {history['loss'][0]:.4f} -> {history['loss'][-1]:.4f}")
     print(f"{stats.bytes_per_step} bytes per step, 1/{stats.ratio:.0f} of dense")

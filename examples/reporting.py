@@ -37,7 +37,7 @@ class StepTimer(keras.callbacks.Callback):
         return 1000 * statistics.median(self._times[self._skip :] or self._times)
 
 
-def quiet():
+def silence_tensorflow():
     """Turn off TensorFlow's progress messages, of which there is one per collective."""
     logging.set_verbosity(logging.WARNING)
     tf.get_logger().setLevel("WARNING")
@@ -48,14 +48,15 @@ def is_chief():
     return task.get("type", "chief") == "chief" or task.get("index") == 0
 
 
-def bars():
+def verbose():
     """Return Keras's `verbose`: for the chief bars on a terminal, else epoch lines."""
     if not is_chief():
         return 0
     return 1 if sys.stdout.isatty() else 2
 
 
-def say(message):
+def log(message):
+    """Print a message, on the chief only."""
     if is_chief():
         print(message, flush=True)
 

@@ -77,7 +77,7 @@ def main(_):
         y[order],
         32,
         shuffle=False,
-        verbose=reporting.bars(),
+        verbose=reporting.verbose(),
         callbacks=[Slow()] if worker == num_workers - 1 else [],
     )
     seconds = time.perf_counter() - start

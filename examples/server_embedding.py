@@ -56,7 +56,7 @@ def main(_):
     model = build_model()
     number = _STEPS.value * _BATCH_SIZE.value
     words, classes = make_sentences(number, seed=1 + worker)
-    model.fit(words, classes, _BATCH_SIZE.value, verbose=reporting.bars())
+    model.fit(words, classes, _BATCH_SIZE.value, verbose=reporting.verbose())
     optimizer = model.optimizer
     pushed, pulled = optimizer.stats, optimizer.bytes_per_pull
     optimizer.pull_weights()

@@ -47,7 +47,7 @@ def build_model(texts):
 
 
 def main(_):
-    reporting.quiet()
+    reporting.silence_tensorflow()
     strategy = tf_dgc.multi_worker_strategy()
     keras.utils.set_random_seed(0)
     texts, classes = make_sentences(4000, seed=0)
@@ -61,13 +61,13 @@ def main(_):
     data = tf.data.Dataset.from_tensor_slices((texts, classes.astype("float32")))
     data = data.shuffle(4000, seed=0).repeat().batch(_BATCH_SIZE.value)
     data = data.map(lambda text, y: (vectorize(text), y)).prefetch(2)
-    model.fit(data, steps_per_epoch=_STEPS.value, verbose=reporting.bars())
+    model.fit(data, steps_per_epoch=_STEPS.value, verbose=reporting.verbose())
     texts, classes = make_sentences(1000, seed=1)
     outputs = model.predict(vectorize(tf.constant(texts)), verbose=0)
     accuracy = np.mean((outputs[:, 0] > 0) == classes)
     stats = model.optimizer.stats
-    reporting.say(f"accuracy {accuracy:.1%}")
-    reporting.say(f"{stats.bytes_per_step:,} bytes per step, 1/{stats.ratio:.0f}")
+    reporting.log(f"accuracy {accuracy:.1%}")
+    reporting.log(f"{stats.bytes_per_step:,} bytes per step, 1/{stats.ratio:.0f}")
 
 
 if __name__ == "__main__":

@@ -50,14 +50,14 @@ def train(model, digits, learning_rate, phase):
         metrics=["accuracy"],
     )
     data, test = load_data(digits)
-    model.fit(data, epochs=_EPOCHS.value, verbose=reporting.bars())
+    model.fit(data, epochs=_EPOCHS.value, verbose=reporting.verbose())
     _, accuracy = model.evaluate(test, verbose=0)
     num_bytes = model.optimizer.stats.bytes_per_step
-    reporting.say(f"{phase}: accuracy {accuracy:.1%}, {num_bytes:,} bytes per step")
+    reporting.log(f"{phase}: accuracy {accuracy:.1%}, {num_bytes:,} bytes per step")
 
 
 def main(_):
-    reporting.quiet()
+    reporting.silence_tensorflow()
     strategy = tf_dgc.multi_worker_strategy()
     keras.utils.set_random_seed(0)
     with strategy.scope():

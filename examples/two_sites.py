@@ -47,7 +47,7 @@ def build_model():
 
 
 def main(_):
-    reporting.quiet()
+    reporting.silence_tensorflow()
     strategy = tf_dgc.multi_worker_strategy()
     keras.utils.set_random_seed(0)
     with strategy.scope():
@@ -69,15 +69,15 @@ def main(_):
         epochs=_EPOCHS.value,
         steps_per_epoch=_PERIOD.value * _ROUNDS.value,
         callbacks=callbacks,
-        verbose=reporting.bars(),
+        verbose=reporting.verbose(),
     )
     seconds = time.perf_counter() - start
     outputs = model.predict(x_test, verbose=0)  # without communication
     accuracy = (outputs.argmax(axis=-1) == y_test).mean()
     stats = optimizer.stats
-    reporting.say(f"{stats.steps} rounds of {_PERIOD.value} steps: {seconds:.1f} s")
-    reporting.say(f"accuracy {accuracy:.2%} at {num_sites} sites")
-    reporting.say(f"{stats.bytes_per_step:,} bytes per round, 1/{stats.ratio:.0f}")
+    reporting.log(f"{stats.steps} rounds of {_PERIOD.value} steps: {seconds:.1f} s")
+    reporting.log(f"accuracy {accuracy:.2%} at {num_sites} sites")
+    reporting.log(f"{stats.bytes_per_step:,} bytes per round, 1/{stats.ratio:.0f}")
 
 
 if __name__ == "__main__":

@@ -5,7 +5,7 @@
 Every line of standard input is a JSON object with `exchange`, an algorithm; `payload`,
 bytes or "entries:sparsity"; and `kind`:
 
-sum, gather    of a vector of as many bytes
+sum, gather    of a vector of `payload` bytes
 entries        a sparse step's entries
 shards         such entries after an intra-node reduce
 step           a whole step of a model
