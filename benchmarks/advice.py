@@ -50,10 +50,10 @@ _LINKS = flags.DEFINE_list(
     ["10gbit", "1gbit", "100mbit", "100mbit+20ms"],
     "Rates as `tc` has them, and round trips in ms.",
 )
-_METHODS = flags.DEFINE_list("methods", None, "As for `tf-dgc advise`.")
+_METHODS = flags.DEFINE_list("methods", None, "Methods of `tf-dgc advise`.")
 _THREADS = flags.DEFINE_integer("threads", 1, "Intra-op threads of a worker.")
 _SECONDS = flags.DEFINE_float(
-    "seconds", 10.0, "For steps: of all methods to predict; of each on a link.", 0.1
+    "seconds", 10.0, "Seconds to predict all methods, or to measure one on a link.", 0.1
 )
 _TIMEOUT = flags.DEFINE_float("timeout", 900.0, "Seconds that a worker has to answer.")
 _JSON = flags.DEFINE_string("json", None, "A file for the rows that are measured.")

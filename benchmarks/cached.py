@@ -53,7 +53,7 @@ ROWS = {"cached": 500, "half": 250}
 REPEATS = {"memory": 1, "cached": 40, "half": 40}  # steps in one call
 
 _ONLY = flags.DEFINE_list("only", [], "Names of methods; empty for all.")
-_ENTRIES = flags.DEFINE_float("entries", 25e6, "In memory.", lower_bound=1e6)
+_ENTRIES = flags.DEFINE_float("entries", 25e6, "Size in memory.", lower_bound=1e6)
 _THREADS = flags.DEFINE_integer("threads", 2, "Threads of a process.", lower_bound=1)
 _ROUNDS = flags.DEFINE_integer("rounds", 12, "Turns.", lower_bound=3)
 _JSON = flags.DEFINE_string("json", None, "A file for all rows.")

@@ -59,7 +59,7 @@ _MODEL = flags.DEFINE_enum("model", "medium", list(models.MODELS), "Model to tra
 _WORKERS = flags.DEFINE_integer("workers", 2, "Worker processes.", lower_bound=2)
 _MODES = flags.DEFINE_list("modes", presets.MODES, "Modes to compare.")
 _PERIOD = flags.DEFINE_integer("period", 30, "Steps from one exchange to the next.", 2)
-_RATES = flags.DEFINE_list("rates", list(distance.RATES), "Of links, as for `tc`.")
+_RATES = flags.DEFINE_list("rates", list(distance.RATES), "Link rates, for `tc`.")
 _DELAYS = flags.DEFINE_list("delays", ["20", "100", "200"], "Round trips, in ms.")
 _STEP = flags.DEFINE_float(
     "step_seconds", 0.0, "Least seconds of a step without an exchange.", 0.0

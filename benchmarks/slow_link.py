@@ -28,8 +28,10 @@ COLUMNS = [
 ]
 
 _RATE = flags.DEFINE_string("rate", "10mbit", "Rate of the links, as for `tc`.")
-_PARAMETERS = flags.DEFINE_integer("parameters", 25_000_000, "Of the model, about.")
-_SEEDS = flags.DEFINE_enum("seeds", "different", ["equal", "different"], "Of weights.")
+_PARAMETERS = flags.DEFINE_integer(
+    "parameters", 25_000_000, "Size of the model, about."
+)
+_SEEDS = flags.DEFINE_enum("seeds", "different", ["equal", "different"], "Seeds.")
 _TIMEOUT = flags.DEFINE_float("timeout", 3600.0, "Seconds that a phase may take.")
 _JSON = flags.DEFINE_string("json", None, "File to write the rows to.")
 

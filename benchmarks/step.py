@@ -80,7 +80,7 @@ _COLLECTIVE = flags.DEFINE_list(
     [],
     "Collective algorithms; each adds a mode `dgc NAME`.",
 )
-_SPARSITY = flags.DEFINE_float("sparsity", 0.999, "Of DGC's steps.", 0.0, 0.999999)
+_SPARSITY = flags.DEFINE_float("sparsity", 0.999, "DGC's sparsity.", 0.0, 0.999999)
 _OVERLAP = flags.DEFINE_boolean(
     "overlap", False, "Whether methods exchange during the backward pass."
 )

@@ -18,7 +18,7 @@ from sklearn.model_selection import train_test_split
 
 import tf_dgc
 
-_DIRECTORY = flags.DEFINE_string("directory", None, "For files; on all workers' disk.")
+_DIRECTORY = flags.DEFINE_string("directory", None, "Folder on each worker's disk.")
 _EPOCHS = flags.DEFINE_integer("epochs", 3, "Passes of `steps` steps.")
 _STEPS = flags.DEFINE_integer("steps", 20, "Steps per epoch.")
 _BATCH_SIZE = flags.DEFINE_integer("batch_size", 64, "Examples per step and worker.")

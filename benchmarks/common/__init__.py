@@ -1,1 +1,1 @@
-"""What several benchmarks share; the commands are one folder up."""
+"""Modules that several benchmarks share; the commands are in the parent folder."""
