@@ -93,7 +93,7 @@ class Worker:
         communicator = Communicator(self._strategy, algorithm)
         reduces_first = kind == "shards"
         node_size = (
-            len(self._strategy.run(communicator.machine)) if reduces_first else 1
+            len(self._strategy.run(communicator.node_workers)) if reduces_first else 1
         )
         value, create_request = REQUESTS[kind](payload, node_size)
         # Variables, since constants would be part of the graph.
