@@ -1,4 +1,4 @@
-"""The command line answers before TensorFlow is loaded; `import tf_dgc` loads all."""
+"""The command line loads TensorFlow only when a command needs it."""
 
 import importlib.util
 import os
@@ -12,7 +12,7 @@ import pytest
 import tf_dgc
 from tf_dgc.cli import main
 
-LIMIT = 5.0  # CPU seconds, of 0.1; loading TensorFlow takes more
+LIMIT = 5.0  # CPU seconds; 0.1 is usual, and loading TensorFlow takes more
 ENTRY = "import sys; from tf_dgc.cli.main import main; sys.exit(main())"
 HEAVY = ("tensorflow", "keras", "numpy")
 
@@ -26,7 +26,7 @@ def command(tmp_path):
 
 
 def run(arguments, tmp_path):
-    """Run Python; return what it printed, and the modules that it imported."""
+    """Run Python; return its exit code, its output and the modules that it imported."""
     environment = {k: v for k, v in os.environ.items() if k != "TF_CONFIG"}
     result = subprocess.run(
         [sys.executable, "-X", "importtime", *arguments],
@@ -38,32 +38,30 @@ def run(arguments, tmp_path):
         check=False,
     )
     imported = set(re.findall(r"^import time:.*\| +(\S+)$", result.stderr, re.M))
-    said = re.sub(r"^import time:.*\n", "", result.stderr, flags=re.M)
-    return result.returncode, result.stdout + said, imported
+    errors = re.sub(r"^import time:.*\n", "", result.stderr, flags=re.M)
+    return result.returncode, result.stdout + errors, imported
 
 
 @pytest.mark.parametrize("module", [False, True])
 @pytest.mark.parametrize(
-    ("arguments", "code", "says"),
+    ("arguments", "code", "text"),
     [
         (["--help"], 0, "doctor"),
         (["--version"], 0, f"tf_dgc {tf_dgc.__version__}"),
         (["run", "--workers", "2", "script.py"], 0, "hello"),
     ],
 )
-def test_it_answers_without_tensorflow(
-    command, tmp_path, module, arguments, code, says
-):
+def test_answers_without_tensorflow(command, tmp_path, module, arguments, code, text):
     (tmp_path / "script.py").write_text("print('hello')")
     before = os.times()
     program = ["-m", "tf_dgc"] if module else command
-    found, printed, imported = run([*program, *arguments], tmp_path)
+    exit_code, output, imported = run([*program, *arguments], tmp_path)
     after = os.times()
-    assert found == code, printed
-    assert says in printed
+    assert exit_code == code, output
+    assert text in output
     assert "argparse" in imported
     assert imported.isdisjoint(HEAVY)
-    seconds = sum(after[2:4]) - sum(before[2:4])  # of children that ended
+    seconds = sum(after[2:4]) - sum(before[2:4])  # of finished children
     assert seconds < LIMIT
 
 
@@ -80,7 +78,7 @@ raise ImportError(f"no AVX, level {{level}}")
 
 
 @pytest.mark.parametrize(
-    ("end", "level", "code", "said"),
+    ("end", "level", "code", "errors"),
     [
         ("raise", None, 1, "a warning of Python\ntf-dgc: no AVX, level 3\n"),
         ("abort", None, -6, f"a warning of Python\nF{LOG}built for other processors\n"),
@@ -88,17 +86,17 @@ raise ImportError(f"no AVX, level {{level}}")
     ],
 )
 @pytest.mark.parametrize("name", ["doctor", "methods"])
-def test_commands_show_no_log_of_tensorflow(
-    command, tmp_path, monkeypatch, name, end, level, code, said
+def test_commands_hide_the_log_of_tensorflow(
+    command, tmp_path, monkeypatch, name, end, level, code, errors
 ):
-    """But what ends them, and all of it to those who set its level."""
+    """They show fatal messages, and everything if the user sets a log level."""
     for module in ("keras", "tensorflow"):
         (tmp_path / f"{module}.py").write_text(f"END = {end!r}\n{FAKE}")
     monkeypatch.delenv("TF_CPP_MIN_LOG_LEVEL", raising=False)
     if level:
         monkeypatch.setenv("TF_CPP_MIN_LOG_LEVEL", level)
     path = os.pathsep.join([str(tmp_path), os.path.dirname(tf_dgc.__path__[0])])
-    found = subprocess.run(
+    result = subprocess.run(
         [sys.executable, *command, name],
         env={**os.environ, "PYTHONPATH": path},
         capture_output=True,
@@ -106,19 +104,19 @@ def test_commands_show_no_log_of_tensorflow(
         timeout=60,
         check=False,
     )
-    assert found.returncode == code
-    if said is None:
-        assert f"I{LOG}oneDNN" in found.stderr
-        assert f"no AVX, level {level}" in found.stderr
+    assert result.returncode == code
+    if errors is None:
+        assert f"I{LOG}oneDNN" in result.stderr
+        assert f"no AVX, level {level}" in result.stderr
     else:
-        assert found.stderr == said
+        assert result.stderr == errors
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", ["doctor", "collectives", "methods"])
-def test_commands_print_nothing_else(command, tmp_path, monkeypatch, name):
+def test_commands_write_nothing_to_stderr(command, tmp_path, monkeypatch, name):
     monkeypatch.delenv("TF_CPP_MIN_LOG_LEVEL", raising=False)
-    found = subprocess.run(
+    result = subprocess.run(
         [sys.executable, *command, name],
         env={**os.environ, "PYTHONPATH": os.path.dirname(tf_dgc.__path__[0])},
         cwd=tmp_path,
@@ -127,23 +125,23 @@ def test_commands_print_nothing_else(command, tmp_path, monkeypatch, name):
         timeout=250,
         check=False,
     )
-    assert found.returncode == 0
-    assert found.stdout
-    assert found.stderr == ""
+    assert result.returncode == 0
+    assert result.stdout
+    assert result.stderr == ""
 
 
 @pytest.mark.parametrize(
     "arguments", [["script.py", "--workers", "2"], ["script.py", "-v", "--workers=2"]]
 )
-def test_options_behind_the_script(arguments, capsys):
+def test_options_after_the_script_raise(arguments, capsys):
     with pytest.raises(SystemExit, match="2"):
         main.main(["run", *arguments])
-    printed = capsys.readouterr().err
-    assert "come before the script" in printed
-    assert "tf-dgc run --workers N script.py" in printed
+    errors = capsys.readouterr().err
+    assert "come before the script" in errors
+    assert "tf-dgc run --workers N script.py" in errors
 
 
-def test_no_number_of_workers(capsys):
+def test_missing_number_of_workers_raises(capsys):
     with pytest.raises(SystemExit, match="2"):
         main.main(["run", "script.py", "--rate", "1"])
     assert "number of workers is missing: tf-dgc run --w" in capsys.readouterr().err
@@ -160,7 +158,7 @@ def test_no_number_of_workers(capsys):
         ),
     ],
 )
-def test_ports_that_there_are_not(arguments, message, capsys):
+def test_wrong_ports_raise(arguments, message, capsys):
     with pytest.raises(SystemExit, match="2"):
         main.main(["run", "--hosts", "a,me@b,b", *arguments, "-m", "train"])
     assert message in capsys.readouterr().err
@@ -179,13 +177,13 @@ def test_ports_that_there_are_not(arguments, message, capsys):
         ([], ["python"], False),
     ],
 )
-def test_when_it_is_the_command_line(monkeypatch, argv, orig_argv, expected):
+def test_command_line_is_recognized(monkeypatch, argv, orig_argv, expected):
     monkeypatch.setattr(sys, "argv", argv)
     monkeypatch.setattr(sys, "orig_argv", orig_argv)
     assert tf_dgc._is_command_line() == expected
 
 
-def test_the_command_line_loads_what_it_asks_for(monkeypatch):
+def test_command_line_loads_names_on_demand(monkeypatch):
     monkeypatch.setattr(sys, "argv", ["tf-dgc"])
     spec = importlib.util.spec_from_file_location("lazy", tf_dgc.__file__)
     lazy = importlib.util.module_from_spec(spec)
@@ -195,7 +193,7 @@ def test_the_command_line_loads_what_it_asks_for(monkeypatch):
         assert getattr(lazy, name) == getattr(tf_dgc, name)
 
 
-def test_only_what_is_public_is_listed():
+def test_dir_lists_public_names_only():
     assert set(dir(tf_dgc)) == {*tf_dgc.__all__, "__doc__", "__version__"}
     assert all(hasattr(tf_dgc, name) for name in dir(tf_dgc))
     methods = {type(m()).__name__ for m in tf_dgc.compressors.METHODS.values()}

@@ -12,7 +12,7 @@ def test_lists_every_method(capsys):
     assert header.split()[:3] == ["name", "kind", "bytes/element"]
     cells = {line.split()[0]: line for line in lines}
     assert set(cells) == set(compressors.METHODS)
-    # 2 bits, and a norm per 512; one bit, and a word; two factors of 1000 x 4.
+    # 2 bits and a norm per 512; one bit and a word; two factors of 1000 x 4.
     for name, each in (
         ("none", "4"),
         ("float16", "2"),
@@ -25,7 +25,7 @@ def test_lists_every_method(capsys):
     assert "ICLR 2018" in cells["top_k"]
 
 
-def test_lists_every_exchange(capsys):
+def test_lists_every_collective_algorithm(capsys):
     assert main.main(["collectives", "--workers", "8"]) == 0
     _, _, header, *lines = capsys.readouterr().out.splitlines()
     assert header.split()[:4] == ["name", "of", "a", "sum"]
@@ -39,7 +39,7 @@ def test_lists_every_exchange(capsys):
 
 
 @pytest.mark.parametrize("size", ["0", "-1", "many"])
-def test_size(capsys, size):
+def test_wrong_size_raises(capsys, size):
     with pytest.raises(SystemExit):
         main.main(["methods", "--size", size])
     assert "must be a whole number" in capsys.readouterr().err

@@ -1,4 +1,4 @@
-"""What a method says of itself: what is none is refused, and says why."""
+"""Invalid methods, parameters and declarations raise errors that say why."""
 
 import keras
 import numpy as np
@@ -13,7 +13,7 @@ O = keras.optimizers  # noqa: E741
 
 
 @pytest.mark.parametrize("identifier", ["topk", None, 3, compressors.TopK])
-def test_what_is_no_compressor(identifier):
+def test_unknown_compressor_raises(identifier):
     with pytest.raises(ValueError, match=r"the name of a method: \w+, .*Received"):
         tf_dgc.CompressedOptimizer(O.SGD(0.1), identifier)
 
@@ -32,7 +32,7 @@ def test_what_is_no_compressor(identifier):
         ("power_sgd", {"rank": 0}),
     ],
 )
-def test_parameters_outside_their_meaning(name, settings):
+def test_parameters_out_of_range_raise(name, settings):
     with pytest.raises(ValueError, match="Received"):
         compressors.METHODS[name](**settings)
 
@@ -47,13 +47,13 @@ def test_parameters_outside_their_meaning(name, settings):
         ("error_feedback", True),
     ],
 )
-def test_wrong_facts(fact, value):
+def test_wrong_class_attributes_raise(fact, value):
     broken = type("Broken", (compressors.TernGrad,), {fact: value})
     with pytest.raises(ValueError, match=f"`{fact}` of a compressor must be .*Broken"):
         tf_dgc.CompressedOptimizer(O.SGD(0.1), broken())
 
 
-def test_state_per_worker_that_is_not_zero_at_first():
+def test_nonzero_initial_worker_state_raises():
     class Broken(compressors.QSGD):
         def state(self, shape):
             return {"memory": compressors.StateSpec(shape, initial=lambda rng: 1.0)}
@@ -63,7 +63,7 @@ def test_state_per_worker_that_is_not_zero_at_first():
         optimizer.build([keras.Variable(np.zeros((2, 3)))])
 
 
-def test_positions_of_free_places_fit_into_int32():
+def test_capacity_beyond_int32_raises():
     assert capacity.num_words(2**30, 2**20, "float32") > 2**20
     with pytest.raises(ValueError, match="smaller capacity"):
         capacity.num_words(2**31 - 5, 5, "float32")
@@ -74,9 +74,9 @@ def test_positions_of_free_places_fit_into_int32():
     [
         (compressors.SBC(), (2**31 - 5,)),
         (compressors.VarianceBased(), (2**31 - 5,)),
-        (compressors.DeMo(), (20_000_000, 65)),  # of which 64 are a tile
+        (compressors.DeMo(), (20_000_000, 65)),  # a tile has 64 columns
     ],
 )
-def test_places_that_int32_does_not_count_are_refused(method, shape):
+def test_sizes_beyond_int32_raise(method, shape):
     with pytest.raises(ValueError, match="int32"):
         method.bytes(shape, tf.float32)

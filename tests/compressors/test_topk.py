@@ -1,3 +1,5 @@
+"""Selection of the largest entries, and its ties."""
+
 import numpy as np
 import pytest
 import tensorflow as tf
@@ -9,7 +11,7 @@ from tf_dgc.compressors import num_sent, tie_offsets, top_k
 from tf_dgc.compressors.common import largest
 from tf_dgc.compressors.common.largest import _by_heap, _by_threshold
 
-# Few distinct values, so that ties are the rule.
+# Few distinct values make many ties.
 TIED = hnp.arrays(
     np.float32,
     st.integers(1, 300),
@@ -24,15 +26,15 @@ def oracle(values, k, offset):
 
 @settings(max_examples=60)
 @given(values=TIED, share=st.floats(0, 1), shift=st.floats(0, 1, exclude_max=True))
-def test_both_ways_match_the_oracle(values, share, shift):
+def test_heap_and_threshold_match_the_oracle(values, share, shift):
     k = max(1, round(share * values.size))
     offset = int(shift * values.size)
     expected = oracle(values, k, offset)
     magnitudes = tf.abs(tf.constant(values))
-    asked = tf.constant(k), tf.constant(offset)
+    count, first = tf.constant(k), tf.constant(offset)
     for positions in (
-        _by_heap(magnitudes, tf.range(values.size), *asked),
-        _by_threshold(magnitudes, *asked),
+        _by_heap(magnitudes, tf.range(values.size), count, first),
+        _by_threshold(magnitudes, count, first),
     ):
         np.testing.assert_array_equal(positions, expected)
 
@@ -41,7 +43,7 @@ def test_both_ways_match_the_oracle(values, share, shift):
     ("k", "size"), [(20_000_000, 80_000_000), (250_000_000, 1_000_000_000)]
 )
 def test_most_of_a_large_tensor_is_not_few(k, size):
-    """By a number of entries that is known at run time, in int32."""
+    """With a number of entries that is an int32 tensor."""
     for one_of in (16, 128):
         assert not largest._are_few(tf.constant(k), size, one_of)
         assert largest._are_few(tf.constant(size // one_of), size, one_of)
@@ -61,8 +63,7 @@ LARGE_INPUTS = {
 
 @pytest.mark.parametrize("path", ["native", "operations"])
 @pytest.mark.parametrize("name", LARGE_INPUTS)
-def test_by_a_sample(monkeypatch, name, path):
-    """Whatever the sample says, the same entries are chosen."""
+def test_sample_does_not_change_the_choice(monkeypatch, name, path):
     if path == "operations":
         monkeypatch.setattr(largest, "_on_a_cpu", lambda values: False)
     values = LARGE_INPUTS[name](np.random.default_rng(0)).astype("float32")
@@ -73,7 +74,7 @@ def test_by_a_sample(monkeypatch, name, path):
 
 @pytest.mark.parametrize("dtype", ["float32", "float64"])
 @pytest.mark.parametrize("k", [1, 5, 400, 1000])
-def test_values_come_from_the_positions(dtype, k):
+def test_values_belong_to_the_positions(dtype, k):
     values = np.random.default_rng(0).normal(size=1000).astype(dtype)
     positions, sent = top_k(tf.constant(values), k, tf.constant(0))
     np.testing.assert_array_equal(sent, values[positions])
@@ -95,21 +96,21 @@ def test_equal_entries_are_chosen_without_bias_by_position(values):
         assert positions.shape == (10,)
         hits[positions.numpy()] += 1
     tenths = hits.reshape(10, 100).sum(axis=1)
-    # Each tenth expects 1000 of 10,000; a run of 10 moves together, so its standard
-    # deviation is about 95.
+    # Each tenth should get 1000 of 10,000. Ten neighbors are chosen together, so the
+    # standard deviation is about 95.
     assert np.all(np.abs(tenths - 1000) < 5 * 95)
 
 
 def test_recall_does_not_depend_on_position():
     rng = np.random.default_rng(0)
-    found = np.zeros(10)
+    counts = np.zeros(10)
     for seed in range(50):
         values = rng.normal(size=1000).astype("float32")
         positions, _ = top_k(tf.constant(values), 50, tf.constant(seed * 19))
         expected = set(np.argsort(-np.abs(values))[:50])
         assert set(positions.numpy()) == expected
-        found += np.bincount(positions.numpy() // 100, minlength=10)
-    assert found.min() > 0.5 * found.mean()
+        counts += np.bincount(positions.numpy() // 100, minlength=10)
+    assert counts.min() > 0.5 * counts.mean()
 
 
 @pytest.mark.parametrize(

@@ -7,7 +7,7 @@ from oracle import Oracle, clip
 
 
 class AdamOracle(Oracle):
-    """Weights, Adam's slots, and what every worker keeps."""
+    """Weights, Adam's slots, and the state of every worker."""
 
     num_moments = 1
     refreshes = (*(2**i for i in range(10)), *range(1024, 10000, 1024))
@@ -27,7 +27,7 @@ class AdamOracle(Oracle):
         super().__init__(
             *args,
             learning_rate=learning_rate,
-            momentum=self._beside(beta_1, wait),
+            momentum=self._local_momentum(beta_1, wait),
             **settings,
         )
         self.beta_1 = beta_1
@@ -36,15 +36,18 @@ class AdamOracle(Oracle):
         self.epsilon = epsilon
         self.weight_decay = weight_decay
         self.corrected = 0  # steps so far
-        self.positions = positions  # of the step's sample, `[tensor][entry]`
-        self.seen = [np.zeros(2) for _ in self.weights]
+        self.positions = positions  # the step's sample, `[tensor][entry]`
+        self.sampled_squares = [np.zeros(2) for _ in self.weights]
         self.slots = [self._zeros(1 + self.num_moments, w) for w in self.weights]
         for worker in self.workers:
             worker.moments = [self._zeros(self.num_moments, w) for w in self.weights]
 
     @staticmethod
-    def _beside(beta_1, wait):
-        """Return the momentum by which all is late by beta_1 / (1 - beta_1) steps."""
+    def _local_momentum(beta_1, wait):
+        """Return the momentum that delayed sending does not already provide.
+
+        Together they delay a gradient by beta_1 / (1 - beta_1) steps.
+        """
         late = max(beta_1 / (1 - beta_1) - wait, 0)
         return late / (late + 1)
 
@@ -61,20 +64,20 @@ class AdamOracle(Oracle):
         stock = dense and not self.corrected
         local = [clip(g, self.num_workers, **self.clipping) for g in gradients]
         for i, (w, k) in enumerate(zip(self.weights, counts, strict=True)):
-            own = [g[i] for g in local]
+            gradients = [g[i] for g in local]
             w -= self.learning_rate * self.weight_decay * w
-            if stock or self._exempt(w):
-                w -= self._by_rule(i, sum(own))
+            if stock or self._is_uncompressed(w):
+                w -= self._uncorrected_update(i, sum(gradients))
             else:
-                w -= self._by_sum(i, own, w.size if dense else k)
+                w -= self._corrected_update(i, gradients, w.size if dense else k)
         self.corrected += not stock
         if self.corrected in self.refreshes:
             self._refresh()
         self.iteration += 1
 
     def take_over(self, other):
-        """Go on where another number of workers was."""
-        for name in ("iteration", "corrected", "weights", "slots", "seen"):
+        """Copy the state of an oracle with another number of workers."""
+        for name in ("iteration", "corrected", "weights", "slots", "sampled_squares"):
             setattr(self, name, copy.deepcopy(getattr(other, name)))
         for i in range(len(self.weights)):
             for worker in self.workers:
@@ -84,49 +87,49 @@ class AdamOracle(Oracle):
                 for j, moment in enumerate(worker.moments[i]):
                     moment[...] = np.mean([w.moments[i][j] for w in other.workers], 0)
 
-    def _by_rule(self, i, gradient):
+    def _uncorrected_update(self, i, gradient):
         m, *moments = self.slots[i]
         m += (1 - self.beta_1) * (gradient - m)
-        rate = self.learning_rate * self._known(self.beta_1)
-        return rate * m / self._follow(moments, gradient, 1.0)
+        rate = self.learning_rate * self._bias_correction(self.beta_1)
+        return rate * m / self._update_moments(moments, gradient, 1.0)
 
-    def _by_sum(self, i, gradients, k):
+    def _corrected_update(self, i, gradients, k):
         total, sample, squares = 0.0, 0.0, 0.0
         factor = self._factor(i)
-        at = self.positions(self.iteration)[i]
-        m, *moments = self.slots[i]
+        positions = self.positions(self.iteration)[i]
+        m, *common_moments = self.slots[i]
         for worker, gradient in zip(self.workers, gradients, strict=True):
-            own = worker.moments[i]
+            moments = worker.moments[i]
             if not self.corrected:
-                own[:] = [moment.copy() for moment in moments]
-            by = self._follow(own, gradient, factor)
+                moments[:] = [moment.copy() for moment in common_moments]
+            divisor = self._update_moments(moments, gradient, factor)
             if not self.corrected:
                 share = self.rates[0] * m / self.num_workers
-                worker.velocity[i][...] = share / by
-                owed = [b / (1 - b) for b in (self.beta_1, self.momentum)]
-                worker.residual[i] += (owed[0] - owed[1]) * share
-                worker.residual[i] /= by
-            given = (1 - self.momentum) * gradient / by
-            total += self._accumulate(worker, i, self.rates[0] * given, k)
-            sample += given.flat[at]
-            squares += np.sum(given.flat[at] ** 2)
-        self.seen[i] *= 0.99
-        self.seen[i] += 0.01 * np.array([np.sum(sample**2), squares])
-        return self.rates[1] * self._known(self.momentum) * total
+                worker.velocity[i][...] = share / divisor
+                delays = [b / (1 - b) for b in (self.beta_1, self.momentum)]
+                worker.residual[i] += (delays[0] - delays[1]) * share
+                worker.residual[i] /= divisor
+            quotient = (1 - self.momentum) * gradient / divisor
+            total += self._accumulate(worker, i, self.rates[0] * quotient, k)
+            sample += quotient.flat[positions]
+            squares += np.sum(quotient.flat[positions] ** 2)
+        self.sampled_squares[i] *= 0.99
+        self.sampled_squares[i] += 0.01 * np.array([np.sum(sample**2), squares])
+        return self.rates[1] * self._bias_correction(self.momentum) * total
 
     def _refresh(self):
         for i, w in enumerate(self.weights):
-            for j in range(0 if self._exempt(w) else self.num_moments):
-                own = [worker.moments[i][j] for worker in self.workers]
-                common = self._common(own)
-                for moment in own:
+            for j in range(0 if self._is_uncompressed(w) else self.num_moments):
+                moments = [worker.moments[i][j] for worker in self.workers]
+                common = self._common(moments)
+                for moment in moments:
                     moment[...] = common
 
     def _common(self, moments):
         return np.mean(moments, axis=0)
 
-    def _follow(self, moments, gradient, factor):
-        """Let a gradient enter the moments; return what it is divided by."""
+    def _update_moments(self, moments, gradient, factor):
+        """Update the moments by a gradient; return its divisor."""
         (moment,) = moments
         moment += (1 - self.beta_2) * (factor * gradient**2 - moment)
         return self._root(moment)
@@ -135,17 +138,17 @@ class AdamOracle(Oracle):
         return self._send(worker, i, divided, k, self.value_dtype)
 
     def _factor(self, i):
-        """Return the second moment of the sum by that of one worker's gradient."""
-        total, squares = self.seen[i]
-        agree = total / squares if squares else self.num_workers
-        return self.num_workers * np.clip(agree, 1, self.num_workers)
+        """Return the second moment of the sum over that of one worker's gradient."""
+        total, squares = self.sampled_squares[i]
+        ratio = total / squares if squares else self.num_workers
+        return self.num_workers * np.clip(ratio, 1, self.num_workers)
 
-    def _known(self, momentum):
+    def _bias_correction(self, momentum):
         return 1 / (1 - momentum ** (self.iteration + 1))
 
     def _root(self, moment):
-        known = 1 - self.beta_2 ** (self.iteration + 1)
-        return (np.sqrt(moment) + self.epsilon) / np.sqrt(known)
+        bias = 1 - self.beta_2 ** (self.iteration + 1)
+        return (np.sqrt(moment) + self.epsilon) / np.sqrt(bias)
 
 
 class AmsgradOracle(AdamOracle):
@@ -153,64 +156,66 @@ class AmsgradOracle(AdamOracle):
 
     num_moments = 2
 
-    def _follow(self, moments, gradient, factor):
-        super()._follow(moments[:1], gradient, factor)
+    def _update_moments(self, moments, gradient, factor):
+        super()._update_moments(moments[:1], gradient, factor)
         moments[1][...] = np.maximum(*moments)
         return self._root(moments[1])
 
 
 class AdamaxOracle(AdamOracle):
-    """Divides by the largest magnitude, which fades."""
+    """Divides by the largest magnitude, which decays by beta_2."""
 
-    def _follow(self, moments, gradient, factor):
-        (size,) = moments
-        now = np.sqrt(factor) * np.abs(gradient)
-        size[...] = np.maximum(self.beta_2 * size, now)
-        return size + self.epsilon
+    def _update_moments(self, moments, gradient, factor):
+        (largest,) = moments
+        magnitude = np.sqrt(factor) * np.abs(gradient)
+        largest[...] = np.maximum(self.beta_2 * largest, magnitude)
+        return largest + self.epsilon
 
     def _common(self, moments):
         return np.max(moments, axis=0)
 
 
 class NadamOracle(AdamOracle):
-    """Looks ahead of its momentum, less so at first, before it accumulates."""
+    """Applies Nesterov momentum with a schedule before it accumulates."""
 
     def __init__(self, *args, **settings):
         super().__init__(*args, **settings)
         self.scales_first = False
 
     @staticmethod
-    def _beside(beta_1, wait):
+    def _local_momentum(beta_1, wait):
         return beta_1
 
-    def _by_rule(self, i, gradient):
+    def _uncorrected_update(self, i, gradient):
         m, *moments = self.slots[i]
         m += (1 - self.momentum) * (gradient - m)
-        ahead = self._ahead(m, gradient)
-        return self.learning_rate * ahead / self._follow(moments, gradient, 1.0)
+        update = self._look_ahead(m, gradient)
+        divisor = self._update_moments(moments, gradient, 1.0)
+        return self.learning_rate * update / divisor
 
     def _accumulate(self, worker, i, divided, k):
         velocity = worker.velocity[i]
         velocity[...] = self.momentum * velocity + divided
-        ahead = self._ahead(velocity, divided / (1 - self.momentum))
-        kept, self.momentum = self.momentum, 0.0
-        untouched = velocity.copy()
-        sent = self._send(worker, i, ahead, k, self.value_dtype)
-        velocity[...], self.momentum = untouched, kept
+        update = self._look_ahead(velocity, divided / (1 - self.momentum))
+        momentum, self.momentum = self.momentum, 0.0
+        velocity_before = velocity.copy()
+        sent = self._send(worker, i, update, k, self.value_dtype)
+        velocity[...] = velocity_before
+        self.momentum = momentum
         return sent
 
-    def _ahead(self, momentum, gradient):
-        """Dozat (2016), algorithm 2, with what its momenta were so far."""
+    def _look_ahead(self, momentum, gradient):
+        """Dozat (2016), algorithm 2, with the momenta of all steps so far."""
         steps = np.arange(1, self.iteration + 3)
         momenta = self.momentum * (1 - 0.5 * 0.96**steps)
         products = np.cumprod(momenta)
-        of_momentum = momenta[-1] / (1 - products[-1])
-        of_gradient = (1 - momenta[-2]) / (1 - products[-2])
-        return of_momentum * momentum + of_gradient * gradient
+        momentum_factor = momenta[-1] / (1 - products[-1])
+        gradient_factor = (1 - momenta[-2]) / (1 - products[-2])
+        return momentum_factor * momentum + gradient_factor * gradient
 
-    def _known(self, momentum):
+    def _bias_correction(self, momentum):
         return 1.0
 
     def _root(self, moment):
-        known = 1 - self.beta_2 ** (self.iteration + 1)
-        return np.sqrt(moment / known) + self.epsilon
+        bias = 1 - self.beta_2 ** (self.iteration + 1)
+        return np.sqrt(moment / bias) + self.epsilon

@@ -1,4 +1,4 @@
-"""Commands as they stand in the documentation, and whether what they name is there."""
+"""Finds commands in the documentation and checks what they name."""
 
 import argparse
 import contextlib
@@ -18,25 +18,25 @@ _INLINE = re.compile(
     r"`((?:sudo )?(?:python (?:benchmarks|examples|study)/|tf-dgc )[^`]*)`"
 )
 _SCRIPT = re.compile(r"(benchmarks|examples|study)/[\w/]+\.py")
-_OTHERS = {"export", "pre-commit", "source"}  # they name nothing of this repository
+_OTHERS = {"export", "pre-commit", "source"}  # name nothing of this repository
 
 
 def split(text):
     """Return the commands of a block of bash, as lists of words."""
-    commands, begun = [], ""
+    commands, command = [], ""
     for line in text.splitlines():
-        begun += line
-        if begun.endswith("\\"):
-            begun = begun[:-1]
+        command += line
+        if command.endswith("\\"):
+            command = command[:-1]
             continue
         try:
-            words = shlex.split(begun, comments=True)
+            words = shlex.split(command, comments=True)
         except ValueError:  # a quotation goes on in the next line
-            begun += "\n"
+            command += "\n"
             continue
         commands.append(words)
-        begun = ""
-    assert not begun, begun
+        command = ""
+    assert not command, command
     return [w for words in commands for w in map(_program, _parts(words)) if w]
 
 
@@ -51,7 +51,7 @@ def _parts(words):
 
 
 def _program(words):
-    """Return a command from its program on."""
+    """Return a command without variables and `sudo` before its program."""
     words = list(words)
     while words and (words[0] == "sudo" or re.match(r"[A-Z_]+=", words[0])):
         words.pop(0)
@@ -59,7 +59,7 @@ def _program(words):
 
 
 def inline(page):
-    """Return commands within sentences of a page, whose values may be placeholders."""
+    """Return commands in sentences of a page; their values may be placeholders."""
     text = page.read_text(encoding="utf-8")
     return [_program(text.split()) for text in _INLINE.findall(text)]
 
@@ -85,39 +85,39 @@ def script(command):
     Returns:
         A pair; None if it runs no such script.
     """
-    for at, word in enumerate(command):
+    for i, word in enumerate(command):
         if _SCRIPT.fullmatch(word) and command[0] in ("python", "tf-dgc"):
-            return word, command[at + 1 :]
+            return word, command[i + 1 :]
     return None
 
 
 def of_scripts(*folders):
-    """Return (place, [script, arguments, whether values count]) of all commands.
+    """Return (place, [script, arguments, whether to check values]) of all commands.
 
-    Values count in blocks; those in sentences may be placeholders.
+    Values are checked in blocks; in sentences they may be placeholders.
 
     Args:
         *folders: folders of the scripts, such as `benchmarks`.
     """
-    every = [(*pair, True) for pair in in_blocks()]
-    every += [(*pair, False) for pair in in_sentences()]
-    found = [(place, script(command), whole) for place, command, whole in every]
+    places = [(*pair, True) for pair in in_blocks()]
+    places += [(*pair, False) for pair in in_sentences()]
+    scripts = [(place, script(command), values) for place, command, values in places]
     return [
-        (place, [*run, whole])
-        for place, run, whole in found
+        (place, [*run, values])
+        for place, run, values in scripts
         if run and run[0].split("/")[0] in folders
     ]
 
 
-def flag_faults(asked):
-    """Return what is wrong with the flags of each command, None where nothing is.
+def flag_faults(runs):
+    """Return the fault in the flags of each command; None for a correct one.
 
     Args:
-        asked: lists of a script, its arguments, and whether values count.
+        runs: lists of a script, its arguments, and whether to check values.
     """
     finished = subprocess.run(
         [sys.executable, pages.ROOT / "tests" / "support" / "script_flags.py"],
-        input=json.dumps(asked),
+        input=json.dumps(runs),
         capture_output=True,
         text=True,
         cwd=pages.ROOT,
@@ -129,9 +129,9 @@ def flag_faults(asked):
 
 
 def fault(command):
-    """Return what is wrong with a command of a block, None if nothing is found.
+    """Return the fault of a command in a block, None for a correct one.
 
-    What is passed to scripts of this repository is not looked at here.
+    Arguments of this repository's scripts are not checked here.
     """
     program, *arguments = command
     if program in ("tf-dgc", "pip", "make"):
@@ -142,56 +142,56 @@ def fault(command):
 
 
 def unknown_options(command):
-    """Return options of `tf-dgc` that a command names and there are not."""
-    known = _options(main._parser())
-    before = command[: command.index("-m") + 2] if "-m" in command else command
-    named = [w.split("=")[0] for w in before if re.match(r"--\w", w)]
-    return [] if script(command) else [n for n in named if n not in known]
+    """Return options in a command that `tf-dgc` does not have."""
+    valid = _options(main._parser())
+    words = command[: command.index("-m") + 2] if "-m" in command else command
+    options = [w.split("=")[0] for w in words if re.match(r"--\w", w)]
+    return [] if script(command) else [o for o in options if o not in valid]
 
 
 def _options(parser):
-    found = set(parser._option_string_actions)
+    options = set(parser._option_string_actions)
     for action in parser._actions:
         if isinstance(action, argparse._SubParsersAction):
-            found |= {name for p in action.choices.values() for name in _options(p)}
-    return found
+            options |= {name for p in action.choices.values() for name in _options(p)}
+    return options
 
 
 def _tf_dgc(arguments):
-    said = io.StringIO()
-    with contextlib.redirect_stderr(said):
+    errors = io.StringIO()
+    with contextlib.redirect_stderr(errors):
         try:
             options = main._parser().parse_args(arguments)
         except SystemExit:
-            return said.getvalue()
+            return errors.getvalue()
     if options.command == "run" and options.module and options.script == "tf_dgc":
         return _tf_dgc(options.args)
     return None
 
 
 def _pip(arguments):
-    extras = [e for a in arguments for e in re.findall(r"\[([\w,]+)\]", a)]
+    groups = [e for a in arguments for e in re.findall(r"\[([\w,]+)\]", a)]
     text = (pages.ROOT / "pyproject.toml").read_text()
-    known = re.findall(
+    extras = re.findall(
         r"^(\w+) = \[$", text.partition("optional-dependencies]")[2], re.M
     )
-    missing = {e for group in extras for e in group.split(",")} - {*known}
+    missing = {e for group in groups for e in group.split(",")} - {*extras}
     return f"no extra {sorted(missing)}" if missing else None
 
 
 def _make(arguments):
-    tried = subprocess.run(
+    result = subprocess.run(
         ["make", "--dry-run", *arguments],
         cwd=pages.ROOT,
         capture_output=True,
         text=True,
         check=False,
     )
-    return tried.stderr if tried.returncode else None
+    return result.stderr if result.returncode else None
 
 
 def _missing(word):
-    """Return that a path is not there; names without a folder are the reader's."""
+    """Return a fault if a path does not exist; names without a folder may not exist."""
     is_path = re.fullmatch(r"(?:\w[\w.]*/)+[\w.]*", word)
     if not is_path or pathlib.Path(pages.ROOT / word).exists() or ".venv" in word:
         return None

@@ -11,7 +11,7 @@ import tensorflow as tf
 from tf_dgc import compressors
 from tf_dgc.testing import Simulation
 
-# Settings that a method is tested with beside its defaults.
+# Settings to test in addition to a method's defaults.
 VARIANTS = {
     "adacomp": [{"bin_size": 7, "per_bin": 1.5}],
     "atomo": [{"budget": 1}],
@@ -75,21 +75,21 @@ CASES = [
     for settings in ({}, *VARIANTS.get(name, []))
 ]
 IDS = [str(case) for case in CASES]
-# One of every method, the settings that have most in them.
+# One case of every method: the one with the most settings.
 ONE_EACH = list({case.name: case for case in CASES}.values())
-# Those, and the defaults of methods that look for a subspace: it may be of any rows.
+# Also the defaults of methods that search a subspace, which may contain any row.
 ONE_EACH_THAT_MAY_MOVE = [
     *ONE_EACH,
     *(case for case in CASES if str(case) in {"atomo", "power_sgd"}),
 ]
 
 
-def make(case):
+def make_compressor(case):
     return compressors.METHODS[case.name](**json.loads(case.settings))
 
 
 def gradients(num_workers, shapes, dtype="float64", seed=0):
-    """Return `gradients[worker][tensor]`, of several scales."""
+    """Return `gradients[worker][tensor]` of different scales."""
     rng = np.random.default_rng(seed)
     return [
         [
@@ -100,22 +100,23 @@ def gradients(num_workers, shapes, dtype="float64", seed=0):
     ]
 
 
-# Rows of 14: of a tall matrix, of a wide one, and of rank 3.
+# Rows of 14 entries: a tall matrix, a wide one, and a tensor of rank 3.
 SHAPES_WITH_ROWS = [(30, 14), (14, 30), (5, 6, 14)]
 
-_ONE_BIT = "One bit says one of two values, of which none is 0."
-_ROTATED = "What rounding loses of a rotated block is in all of its entries."
-_TRANSFORMED = "A component of a transformed tile is in all of the tile's entries."
-_FEW = "With signs alone, places that are left over take zeros, and these a sign too."
-# Settings that move rows without a gradient, and what in the method requires it.
+_ONE_BIT = "One bit codes one of two values, neither of them 0."
+_ROTATED = "Rounding a rotated block changes all of its entries."
+_TRANSFORMED = "A component of a transformed tile changes all of the tile's entries."
+_EVEN_LEVELS = "Equation 2 has an even number of levels, none of them 0."
+_FEW = "Free places hold zeros, and a code of signs alone gives these a sign too."
+# Settings that move rows without a gradient, and the reason.
 MOVES_IDLE_ROWS = {
     "chunked_top_k-16-3-0.75": _FEW,
-    "count_sketch-0.9-3-False-0.9": "Estimates from a sketch have others' entries in.",
+    "count_sketch-0.9-3-False-0.9": "Estimates from a sketch contain other entries.",
     "demo": _TRANSFORMED,
     "demo-4-3-1.0-False": _TRANSFORMED,
     "ef_sign_sgd": _ONE_BIT,
-    "laq": "Equation 2 has an even number of levels, of which none is 0.",
-    "laq-8-100.0-2-2": "Equation 2 has an even number of levels, of which none is 0.",
+    "laq": _EVEN_LEVELS,
+    "laq-8-100.0-2-2": _EVEN_LEVELS,
     "lgc-0.5-0-1-2-60": "An autoencoder decodes zeros to small numbers.",
     "one_bit": _ONE_BIT,
     "one_bit-False": _ONE_BIT,
@@ -128,10 +129,10 @@ MOVES_IDLE_ROWS = {
 
 
 def gradients_with_idle_rows(num_workers, shape, step):
-    """Return `[worker]` of gradients; of three rows only the second has one.
+    """Return gradients by worker; only the second of every three rows is not 0.
 
-    In the first step a single row has one, so that there are fewer entries than a
-    method may have places for, and a factor of low rank is of rank 1.
+    In the first step a single row is not 0, so that a method may have more places than
+    entries, and a low-rank factor has rank 1.
     """
     rng = np.random.default_rng([step, *shape])
     gradients = rng.normal(size=(num_workers, *shape))
@@ -144,7 +145,7 @@ def gradients_with_idle_rows(num_workers, shape, step):
 
 
 def idle_rows(values):
-    """Return rows without a gradient in `gradients_with_idle_rows`, in any step."""
+    """Return the rows that have no gradient in any step."""
     rows = values.reshape(-1, values.shape[-1])
     return rows[np.arange(len(rows)) % 3 != 1]
 
@@ -154,11 +155,13 @@ SAMPLED = np.random.default_rng(1).normal(size=(6, 14))
 
 @functools.cache
 def samples(case, count):
-    """Return what one worker sends of `SAMPLED` in `count` steps, as rows.
+    """Return one worker's contribution of `SAMPLED` in `count` steps, as rows.
 
-    All steps are from the start but for the randomness, which is that of the step.
+    All steps start from the same state; only their random keys differ.
     """
-    simulation = Simulation(make(case), [SAMPLED.shape], 1, "float64", compiled=True)
+    simulation = Simulation(
+        make_compressor(case), [SAMPLED.shape], 1, "float64", compiled=True
+    )
     start = simulation.residual, simulation.state
     rows = []
     for _ in range(count):
@@ -169,10 +172,11 @@ def samples(case, count):
 
 
 def draws_anything(case):
-    """Return whether what one worker sends of equal tensors in a step differs."""
+    """Return whether the seed changes one worker's contribution."""
     sent = []
     for seed in range(6):
-        simulation = Simulation(make(case), [SAMPLED.shape], 1, "float64", seed=seed)
+        compressor = make_compressor(case)
+        simulation = Simulation(compressor, [SAMPLED.shape], 1, "float64", seed=seed)
         simulation.step([[SAMPLED]])
         sent.append(simulation.sent[0][0])
     return np.ptp(np.stack(sent), axis=0).any()
@@ -190,21 +194,21 @@ def num_bytes(message):
 
 
 def sum_tolerance(simulation):
-    """Return how far, per entry, a sum formed on the way may be from that of `sent`.
+    """Return the allowed difference, per entry, of a sum from the sum of `sent`.
 
-    By what is rounded in the entry, and, for methods that add in other coordinates
-    and turn back, by rounding of the largest entries in the type of the values.
+    It covers rounding of the entry and, for methods that add in other coordinates,
+    rounding of the largest entries in the type of the values.
     """
     wide = 4 * np.finfo(simulation.residual[0][0].dtype).eps
     unit = max(getattr(simulation.compressor, "unit_roundoff", 0.0), wide)
     tolerances = []
     for i in range(len(simulation.sent[0])):
-        size = sum(np.abs(worker[i]) for worker in simulation.sent)
-        largest = np.max(size, initial=0.0)
-        tolerances.append(simulation.num_workers * (unit * size + wide * largest))
+        magnitude = sum(np.abs(worker[i]) for worker in simulation.sent)
+        largest = np.max(magnitude, initial=0.0)
+        tolerances.append(simulation.num_workers * (unit * magnitude + wide * largest))
     return tolerances
 
 
-def round_trip(thing):
-    data = keras.saving.serialize_keras_object(thing)
+def round_trip(value):
+    data = keras.saving.serialize_keras_object(value)
     return keras.saving.deserialize_keras_object(data)

@@ -1,4 +1,4 @@
-"""A disk on which no file has room."""
+"""Imitates a full disk by a limit on file sizes."""
 
 import contextlib
 import resource
@@ -6,7 +6,7 @@ import resource
 
 @contextlib.contextmanager
 def disk_of(size):
-    """Let no file become larger, as a full disk does."""
+    """Let no file grow beyond a size, as on a full disk."""
     before = resource.getrlimit(resource.RLIMIT_FSIZE)
     resource.setrlimit(resource.RLIMIT_FSIZE, (size, before[1]))
     try:

@@ -1,4 +1,4 @@
-"""Gossip in plain NumPy: all workers, one after the other."""
+"""Gossip in plain NumPy: all workers, one after another."""
 
 import numpy as np
 
@@ -7,8 +7,8 @@ class DPSGD:
     """Lian et al., NeurIPS 2017, averaging after the local step.
 
     Args:
-        matrices: weights of each round in turn, `[N, N]`.
-        weights: what all begin with.
+        matrices: mixing matrix of each round in turn, `[N, N]`.
+        weights: initial weights of all workers.
     """
 
     def __init__(self, matrices, weights):
@@ -16,10 +16,10 @@ class DPSGD:
         self.weights = [weights.copy() for _ in matrices[0]]
 
     def round(self, moves, broken=None):
-        """Let each worker move by itself, and then take the mean of its neighbours.
+        """Move each worker, and then average the neighbors' weights.
 
-        A worker that broke is left out: what others would take of it they take of
-        themselves, and it takes of its neighbours alone.
+        A broken worker is left out: the others replace its weights by their own, and
+        it takes the mean of its neighbors alone.
         """
         matrix = np.array(self.matrices[self.number % len(self.matrices)])
         self.number += 1
@@ -34,70 +34,73 @@ class DPSGD:
 
 
 class ChangingChoco:
-    """Choco-SGD on a graph that changes: each phase has copies of its own.
+    """Choco-SGD on a changing graph: each phase has its own replicas (x-hat).
 
     Args:
-        matrices: weights of each round in turn, `[N, N]`.
-        weights: what all begin with; copies too.
+        matrices: mixing matrix of each round in turn, `[N, N]`.
+        weights: initial weights and replicas of all workers.
         step_size: gamma.
         make_compress: function that returns one worker's compression in one phase: a
-            function of what it wants to send, that returns what it sends.
+            function from a difference to the part of it that is sent.
     """
 
     def __init__(self, matrices, weights, step_size, make_compress):
         self.matrices, self.gamma, self.number = matrices, step_size, 0
         workers = range(len(matrices[0]))
         self.weights = [weights.copy() for _ in workers]
-        self.copies = [[weights.copy() for _ in workers] for _ in matrices]
+        self.replicas = [[weights.copy() for _ in workers] for _ in matrices]
         self.compress = [[make_compress() for _ in workers] for _ in matrices]
 
     def round(self, moves):
-        """Let each worker move, send, and go towards those that it hears."""
+        """Move each worker, send, and mix with the neighbors' replicas."""
         half = [w + m for w, m in zip(self.weights, moves, strict=True)]
         phase = self.number % len(self.matrices)
         self.number += 1
-        copies, matrix = self.copies[phase], self.matrices[phase]
-        for copy, x, compress in zip(copies, half, self.compress[phase], strict=True):
-            copy += compress(x - copy)
+        replicas, matrix = self.replicas[phase], self.matrices[phase]
+        triples = zip(replicas, half, self.compress[phase], strict=True)
+        for replica, x, compress in triples:
+            replica += compress(x - replica)
         for i, x in enumerate(half):
-            pulls = [
-                w * (c - copies[i]) for w, c in zip(matrix[i], copies, strict=True)
+            terms = [
+                w * (r - replicas[i]) for w, r in zip(matrix[i], replicas, strict=True)
             ]
-            self.weights[i] = x + self.gamma * sum(pulls)
+            self.weights[i] = x + self.gamma * sum(terms)
 
 
 class Choco:
-    """Koloskova et al., ICML 2019, algorithm 2: each knows its neighbours' copies.
+    """Koloskova et al., ICML 2019, algorithm 2: workers hold their neighbors' replicas.
 
     Args:
-        matrix: weights, `[N, N]`.
-        weights: what all begin with; copies too.
+        matrix: mixing matrix, `[N, N]`.
+        weights: initial weights and replicas of all workers.
         step_size: gamma.
-        compress: function of what a worker wants to send and of the round's number.
+        compress: function from a difference and the number of the round to the part
+            of the difference that is sent.
     """
 
     def __init__(self, matrix, weights, step_size, compress):
         self.matrix, self.gamma, self.compress = matrix, step_size, compress
-        number = len(matrix)
-        self.weights = [weights.copy() for _ in range(number)]
-        self.copies = [[weights.copy() for _ in range(number)] for _ in range(number)]
+        workers = range(len(matrix))
+        self.weights = [weights.copy() for _ in workers]
+        self.replicas = [[weights.copy() for _ in workers] for _ in workers]
         self.number = 0
 
     def round(self, moves, broken=None):
-        """Let each worker move, and send; one that broke begins with its copy."""
+        """Move each worker, and send; a broken worker starts from its replica."""
         half = [w + m for w, m in zip(self.weights, moves, strict=True)]
         if broken is not None:
-            half[broken] = self.copies[broken][broken]
+            half[broken] = self.replicas[broken][broken]
         workers = range(len(half))
         sent = [
-            self.compress(half[i] - self.copies[i][i], self.number) for i in workers
+            self.compress(half[i] - self.replicas[i][i], self.number) for i in workers
         ]
         self.number += 1
         for i in workers:
             for j in workers:
                 if self.matrix[i][j] > 0 or i == j:
-                    self.copies[i][j] = self.copies[i][j] + sent[j]
-            pull = np.zeros_like(half[i])
+                    self.replicas[i][j] = self.replicas[i][j] + sent[j]
+            mixing = np.zeros_like(half[i])
             for j in workers:
-                pull += self.matrix[i][j] * (self.copies[i][j] - self.copies[i][i])
-            self.weights[i] = half[i] + self.gamma * pull
+                difference = self.replicas[i][j] - self.replicas[i][i]
+                mixing += self.matrix[i][j] * difference
+            self.weights[i] = half[i] + self.gamma * mixing

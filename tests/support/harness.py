@@ -1,4 +1,4 @@
-"""Drive an optimizer with given gradients on the workers of one process."""
+"""Drives an optimizer with fixed gradients on the workers of one process."""
 
 import keras
 import numpy as np
@@ -25,10 +25,10 @@ def make_gradients(num_workers, steps, dtype="float64", shapes=SHAPES, seed=2):
 
 
 class Trainer:
-    """Variables and an optimizer under a strategy, stepped with given gradients.
+    """Variables and an optimizer under a strategy, stepped with fixed gradients.
 
-    A trace takes longer than dozens of eager steps, so only those steps are traced of
-    which it is asked, and in `pytest --traced` all of which it is not asked otherwise.
+    A trace takes longer than dozens of eager steps, so steps are eager by default. With
+    `pytest --traced` they are traced by default.
     """
 
     always_traced = False
@@ -56,7 +56,7 @@ class Trainer:
     def per_replica(self, gradients):
         """Turn `gradients[worker][tensor]` into one per-replica value per tensor.
 
-        None, of all workers alike, is a gradient that is missing.
+        None stands for a missing gradient; it must be None for all workers.
         """
         return tuple(
             None
@@ -73,7 +73,7 @@ class Trainer:
         self._run(self.per_replica(gradients))
 
     def save(self):
-        """Return what Keras would save, as it does."""
+        """Return weights and the stores that Keras would save."""
         stores = {}, {}
         for optimizer, store in zip(self._optimizers(), stores, strict=True):
             optimizer.save_own_variables(store)
@@ -112,23 +112,23 @@ class Trainer:
 
 def record_collectives(monkeypatch):
     """Return a list to which every collective's bytes are appended."""
-    handed_over = []
+    sizes = []
 
     def spy(launch):
         def launch_and_record(launcher, tensor):
             size = tensor.dtype.size * tf.size(tensor)
-            tf.py_function(lambda n: handed_over.append(int(n)), [size], [])
+            tf.py_function(lambda n: sizes.append(int(n)), [size], [])
             return launch(launcher, tensor)
 
         return launch_and_record
 
     for name in ("launch_all_gather", "launch_all_reduce"):
         monkeypatch.setattr(tf_collectives, name, spy(getattr(tf_collectives, name)))
-    return handed_over
+    return sizes
 
 
 def damage_replies(monkeypatch):
-    """Let buffers arrive with another body than was sent, under the same head."""
+    """Change the bodies of received buffers, not their headers."""
     choose = Communicator._answer_dense_or_sparse
 
     def damage(self, *args):

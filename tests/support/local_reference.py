@@ -1,4 +1,4 @@
-"""Rounds of local steps in plain NumPy: all workers, one after the other."""
+"""Local steps in plain NumPy: all workers, one after another."""
 
 import copy
 
@@ -6,18 +6,18 @@ import numpy as np
 
 
 class Momentum:
-    """SGD as Keras has it, on a list of arrays; of the mean of `every` gradients."""
+    """Keras's SGD on a list of arrays, with the mean of `every` gradients."""
 
     def __init__(self, rate, momentum=0.0, nesterov=False, every=1):
         self.rate, self.momentum, self.nesterov = rate, momentum, nesterov
-        self.every, self.velocity, self.waiting = every, None, []
+        self.every, self.velocity, self.accumulated = every, None, []
 
     def step(self, weights, gradients):
-        self.waiting.append(gradients)
-        if len(self.waiting) < self.every:
+        self.accumulated.append(gradients)
+        if len(self.accumulated) < self.every:
             return weights
-        gradients = [sum(g) / self.every for g in zip(*self.waiting, strict=True)]
-        self.waiting = []
+        gradients = [sum(g) / self.every for g in zip(*self.accumulated, strict=True)]
+        self.accumulated = []
         v = self.velocity or [np.zeros_like(w) for w in weights]
         pairs = list(zip(v, gradients, strict=True))
         v = self.velocity = [self.momentum * a - self.rate * g for a, g in pairs]
@@ -28,7 +28,7 @@ class Momentum:
 
 
 class AdamW:
-    """AdamW as Keras has it."""
+    """Keras's AdamW."""
 
     def __init__(self, rate, decay, beta_1=0.9, beta_2=0.999, epsilon=1e-7):
         self.rate, self.decay, self.epsilon = rate, decay, epsilon
@@ -50,20 +50,20 @@ class AdamW:
 
 
 class LocalRun:
-    """Workers that take local steps and exchange how far they moved.
+    """Workers that take local steps and average their parameter deltas.
 
     Args:
         inner: optimizer of each worker.
-        period: local steps of a round, or a function of the step it begins with.
-        outer: optimizer of the mean; None for the mean itself.
-        compress: function of what one worker wants to send of a tensor, that returns
-            what it sends; None for all.
-        kept: share of what was not sent that is added to what is to be sent next.
+        period: number of local steps in a round, or a function of its first step.
+        outer: optimizer that applies the mean; None to subtract the mean.
+        compress: function from a worker's delta of a tensor to the part of it that is
+            sent; None to send all.
+        kept: factor of the residual before the next delta is added.
     """
 
     def __init__(self, inner, period, outer=None, compress=None, kept=1.0):
         self.inner, self.period, self.outer = inner, period, outer or Momentum(1.0)
-        self.compress, self.kept = compress or (lambda values: values), kept
+        self.compress, self.decay = compress or (lambda values: values), kept
 
     def start(self, weights, num_workers):
         run = copy.deepcopy(self)
@@ -72,33 +72,38 @@ class LocalRun:
         run.inners = [copy.deepcopy(self.inner) for _ in range(num_workers)]
         zeros = [np.zeros_like(w) for w in weights]
         run.residual = [list(zeros) for _ in range(num_workers)]
-        run.calls = run.taken = run.rounds = 0
+        run.calls = 0
+        run.local_steps = 0  # of the current round
+        run.rounds = 0
         return run
 
     def step(self, gradients):
         """Take a step by `gradients[worker][tensor]`, divided by their number."""
-        number = len(self.weights)
+        num_workers = len(self.weights)
         period = self.period
         if callable(period):
-            period = period(self.calls - self.taken)
-        for worker, mine in enumerate(gradients):
-            if all(np.all(np.isfinite(g)) for g in mine):
-                own = [number * g for g in mine]
+            period = period(self.calls - self.local_steps)
+        for worker, local in enumerate(gradients):
+            if all(np.all(np.isfinite(g)) for g in local):
+                scaled = [num_workers * g for g in local]
                 before = self.weights[worker]
-                self.weights[worker] = self.inners[worker].step(before, own)
-        self.calls, self.taken = self.calls + 1, self.taken + 1
-        if self.taken == period:
-            self.taken, self.rounds = 0, self.rounds + 1
-            self._exchange()
+                self.weights[worker] = self.inners[worker].step(before, scaled)
+        self.calls += 1
+        self.local_steps += 1
+        if self.local_steps == period:
+            self.local_steps = 0
+            self.rounds += 1
+            self._synchronize()
 
-    def _exchange(self):
-        number, mean = len(self.weights), [0.0] * len(self.anchor)
+    def _synchronize(self):
+        num_workers = len(self.weights)
+        mean = [0.0] * len(self.anchor)
         for worker, weights in enumerate(self.weights):
             for i, w in enumerate(weights):
-                wanted = self.kept * self.residual[worker][i]
-                wanted = wanted + (self.anchor[i] - w) / number
-                sent = self.compress(wanted)
-                self.residual[worker][i] = wanted - sent
+                delta = self.decay * self.residual[worker][i]
+                delta = delta + (self.anchor[i] - w) / num_workers
+                sent = self.compress(delta)
+                self.residual[worker][i] = delta - sent
                 mean[i] = mean[i] + sent
         self.anchor = self.outer.step(self.anchor, mean)
-        self.weights = [list(self.anchor) for _ in range(number)]
+        self.weights = [list(self.anchor) for _ in range(num_workers)]

@@ -1,4 +1,4 @@
-"""What lossy codes make of values, in NumPy."""
+"""Values after lossy coding, in NumPy."""
 
 import numpy as np
 
@@ -9,13 +9,13 @@ def signs(values):
 
 
 def largest(values, number):
-    """Return the largest entries, all else zero."""
+    """Return the entries of largest magnitude, with zeros elsewhere."""
     least = np.sort(np.abs(values), axis=None)[-number]
     return np.where(np.abs(values) >= least, values, 0)
 
 
 def levels(values, bucket, number):
-    """Return the nearest of equidistant levels between those ends of a bucket."""
+    """Return the nearest of equidistant levels between a bucket's least and largest."""
     out = np.empty(values.size)
     for start in range(0, values.size, bucket):
         part = values.flat[start : start + bucket]

@@ -31,7 +31,7 @@ class Worker:
 
 
 class Oracle:
-    """The weights, and what every worker keeps."""
+    """The weights, and velocity and residual of every worker."""
 
     def __init__(
         self,
@@ -73,7 +73,7 @@ class Oracle:
         """Apply one step; `gradients[worker][tensor]`."""
         sparsity = self.sparsity(self.iteration)
         self.learning_rate = self._current_rate()
-        own, common = self.rates
+        local_rate, common_rate = self.rates
         counts = [self._count(w, sparsity) for w in self.weights]
         dense = self._goes_dense(counts, sparsity)
         total = [np.zeros_like(w) for w in self.weights]
@@ -81,11 +81,11 @@ class Oracle:
             local = clip(local, self.num_workers, **self.clipping)
             for i, g in enumerate(local):
                 k = self.weights[i].size if dense else counts[i]
-                whole = dense or self._exempt(self.weights[i])
+                whole = dense or self._is_uncompressed(self.weights[i])
                 value_dtype = self.dtype if whole else self.value_dtype
-                total[i] += self._send(worker, i, own * g, k, value_dtype)
+                total[i] += self._send(worker, i, local_rate * g, k, value_dtype)
         for w, t in zip(self.weights, total, strict=True):
-            w -= common * t
+            w -= common_rate * t
         self.iteration += 1
 
     def _current_rate(self):
@@ -93,21 +93,25 @@ class Oracle:
 
     @property
     def rates(self):
-        """What a gradient is multiplied by in its own step, and a sum when sent."""
+        """Factor of a gradient before it accumulates, and factor of the sum."""
         pair = self.learning_rate, 1.0
         return pair if self.scales_first else pair[::-1]
 
-    def _exempt(self, tensor):
+    def _is_uncompressed(self, tensor):
         return tensor.ndim < 2 or tensor.size < self.min_compress_size
 
     def _count(self, tensor, sparsity):
-        if self._exempt(tensor):
+        if self._is_uncompressed(tensor):
             return tensor.size
         return max(1, math.ceil(round((1 - sparsity) * tensor.size, 5)))
 
     def _goes_dense(self, counts, sparsity):
         layout = [
-            (w.size, self.dtype, "exempt" if self._exempt(w) else self.value_dtype)
+            (
+                w.size,
+                self.dtype,
+                "exempt" if self._is_uncompressed(w) else self.value_dtype,
+            )
             for w in self.weights
         ]
         sparse = wire_reference.length(layout, counts)
@@ -126,14 +130,14 @@ class Oracle:
             residual += velocity
         offset = self.tie_offsets(self.iteration)[i]
         cyclic = (np.arange(residual.size) - offset) % residual.size
-        # In their order, in which blocks of them may share a scale.
+        # In ascending order, in which blocks of entries may share a scale.
         sent = np.sort(np.lexsort((cyclic, -np.abs(residual.ravel())))[:k])
         out = np.zeros_like(residual)
         out.flat[sent] = wire_reference.rounded(residual.flat[sent], value_dtype)
         residual.flat[sent] -= out.flat[sent]
-        masks = self.factor_masking
-        if masks is None:
-            masks = self.sparsity(self.iteration) >= 0.99
-        if masks and k < residual.size:
+        masking = self.factor_masking
+        if masking is None:
+            masking = self.sparsity(self.iteration) >= 0.99
+        if masking and k < residual.size:
             velocity.flat[sent] = 0
         return out

@@ -1,4 +1,4 @@
-"""Collectives that overlap, or not, with the backward pass."""
+"""The `collective` argument with and without overlap with the backward pass."""
 
 from tf_dgc.collectives import Auto, Overlapped
 

@@ -1,9 +1,9 @@
-"""Every packet of a loopback, and which call of gRPC it belongs to.
+"""Captures the packets of a loopback and the gRPC call that each belongs to.
 
     python packet_capture.py FILE COMMAND...
 
-Runs a command and writes what it sends over the loopback to FILE, for `read`. Needs the
-right to open raw sockets, which `programs.on_its_own_loopback` gives.
+Runs a command and writes the loopback's packets to FILE, for `read`. It needs the right
+to open raw sockets, which `programs.on_its_own_loopback` gives.
 """
 
 import collections
@@ -19,17 +19,17 @@ from typing import NamedTuple
 _ALL_PROTOCOLS, _OUTGOING, _IPV4, _TCP = 3, 4, 0x0800, 6
 _PREFACE = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n"
 _DATA, _HEADERS = 0, 1
-_STATIC_HEADERS = 61  # entries of the table that HPACK starts with (RFC 7541)
+_STATIC_HEADERS = 61  # entries of HPACK's static table (RFC 7541)
 
 
 class Packet(NamedTuple):
-    """A packet of TCP.
+    """A TCP packet.
 
     Attributes:
-        time: when it was sent, in seconds as `time.time` counts them.
-        call: method of gRPC that it belongs to, such as "Heartbeat": that of its
-            frames, or for an acknowledgement or a ping the last one of its connection.
-        what: "request", "response" or "other".
+        time: time of sending in seconds, as in `time.time`.
+        call: gRPC method of its frames, such as "Heartbeat"; for an acknowledgement or
+            a ping the last one of its connection.
+        what: kind of packet: "request", "response" or "other".
     """
 
     time: float
@@ -38,7 +38,7 @@ class Packet(NamedTuple):
 
 
 def record(path, command):
-    """Run a command; write all packets that the loopback carries meanwhile."""
+    """Run a command; write all packets on the loopback meanwhile."""
     stopped = threading.Event()
     with (
         socket.socket(socket.AF_PACKET, socket.SOCK_RAW) as raw,
@@ -54,7 +54,7 @@ def record(path, command):
                     data, (_, _, kind, *_) = raw.recvfrom(1 << 17)
                 except TimeoutError:
                     continue
-                if kind == _OUTGOING:  # each comes in as well
+                if kind == _OUTGOING:  # each is also captured as incoming
                     pickle.dump((time.time(), data), file)
 
         writer = threading.Thread(target=write)
@@ -70,8 +70,8 @@ def read(path):
     """Return the packets of a file, as a list of `Packet`."""
     packets = []
     directions = collections.defaultdict(_Direction)
-    calls = {}  # of each stream of each connection
-    last = collections.defaultdict(lambda: "no call")
+    calls = {}  # by connection and stream
+    last_call = collections.defaultdict(lambda: "no call")
     with open(path, "rb") as file:
         while file.peek(1):
             moment, data = pickle.load(file)
@@ -89,13 +89,13 @@ def read(path):
                     if name is not None:
                         calls[connection, stream] = name.rpartition("/")[2]
                 if kind in {_HEADERS, _DATA}:
-                    last[connection] = calls.get((connection, stream), "unknown")
-            packets.append(Packet(moment, last[connection], what))
+                    last_call[connection] = calls.get((connection, stream), "unknown")
+            packets.append(Packet(moment, last_call[connection], what))
     return packets
 
 
 def _segment(data):
-    """Return ports, sequence number and payload of a segment of TCP; None of others."""
+    """Return ports, sequence number and payload of a TCP segment, None for others."""
     (protocol,) = struct.unpack_from("!H", data, 12)
     packet = data[14:]
     if protocol != _IPV4 or packet[9] != _TCP:
@@ -108,17 +108,17 @@ def _segment(data):
 
 
 class _Direction:
-    """One direction of a connection of HTTP/2."""
+    """One direction of an HTTP/2 connection."""
 
     def __init__(self):
-        self._rest = b""
-        self._next = None
-        self._headers = []  # that were named before, the latest first
+        self._rest = b""  # of an incomplete frame
+        self._next = None  # sequence number
+        self._headers = []  # HPACK's dynamic table, the latest entry first
 
     def frames(self, number, payload):
         """Return kind, stream and body of the frames that end in a segment."""
-        sent_again = self._next is not None and (number - self._next) % 2**32 >= 2**31
-        if not payload or sent_again:
+        is_repeated = self._next is not None and (number - self._next) % 2**32 >= 2**31
+        if not payload or is_repeated:
             return []
         self._next = (number + len(payload)) % 2**32
         rest = (self._rest + payload).removeprefix(_PREFACE)
@@ -134,14 +134,14 @@ class _Direction:
         return frames
 
     def path(self, block):
-        """Return the path that a block of headers names; None of a response."""
-        found = None
+        """Return the path in a block of headers, None for a response."""
+        path = None
         while block:
             first = block[0]
             if first & 0x80:
                 index, block = _integer(block, 7)
                 name, value = self._header(index)
-            elif first & 0xE0 == 0x20:  # another size of the table
+            elif first & 0xE0 == 0x20:  # a new size of the table
                 _, block = _integer(block, 5)
                 continue
             else:
@@ -154,20 +154,20 @@ class _Direction:
                 if first & 0x40:
                     self._headers.insert(0, (name, value))
             if name == ":path":
-                found = value
-        return found
+                path = value
+        return path
 
     def _header(self, index):
         if index <= _STATIC_HEADERS:
             return (":path" if index in {4, 5} else f"static {index}"), ""
-        known = self._headers[index - _STATIC_HEADERS - 1 :]
-        return known[0] if known else ("unknown", "")
+        entries = self._headers[index - _STATIC_HEADERS - 1 :]
+        return entries[0] if entries else ("unknown", "")
 
 
 def _integer(block, bits):
-    most = (1 << bits) - 1
-    value, block = block[0] & most, block[1:]
-    if value == most:
+    largest = (1 << bits) - 1
+    value, block = block[0] & largest, block[1:]
+    if value == largest:
         for place, byte in enumerate(block):
             value += (byte & 0x7F) << (7 * place)
             if not byte & 0x80:
@@ -176,7 +176,7 @@ def _integer(block, bits):
 
 
 def _text(block):
-    """Return a text, which gRPC writes as it is; a shortened one stays unread."""
+    """Return a text and the rest; gRPC does not compress texts."""
     length, block = _integer(block, 7)
     return block[:length].decode("latin1"), block[length:]
 

@@ -1,4 +1,4 @@
-"""Pages of the documentation, and the blocks of code that stand in them."""
+"""Pages of the documentation and their blocks of code."""
 
 import pathlib
 import re
@@ -18,10 +18,10 @@ _BLOCK = re.compile(
 
 
 class Block(NamedTuple):
-    """A block between fences; `reason` says why it is not run, if it is not."""
+    """A fenced block; `reason` says why it is not run, None if it is run."""
 
     page: pathlib.Path
-    line: int  # of its first line
+    line: int  # number of its first line
     language: str
     text: str
     reason: str | None
@@ -40,9 +40,9 @@ def name(page):
 
 
 def blocks(page, *languages):
-    """Return the blocks of a page, of some languages where any are given."""
+    """Return the blocks of a page, optionally of some languages only."""
     text = page.read_text(encoding="utf-8")
-    found = [
+    all_blocks = [
         Block(
             page,
             text.count("\n", 0, match.start("text")) + 1,
@@ -52,7 +52,7 @@ def blocks(page, *languages):
         )
         for match in _BLOCK.finditer(text)
     ]
-    return [block for block in found if not languages or block.language in languages]
+    return [b for b in all_blocks if not languages or b.language in languages]
 
 
 def with_blocks(*languages):

@@ -1,4 +1,4 @@
-"""Steps from the same inputs along different paths, and what they must agree about."""
+"""Steps from the same inputs by different implementations, and their comparison."""
 
 from typing import NamedTuple
 
@@ -9,30 +9,31 @@ from harness import Trainer, initial_weights
 from hypothesis import Phase
 from hypothesis import strategies as st
 
-# From 4096 entries on the native operations guess a threshold. The last is exempt.
+# From 4096 entries on, native operations estimate a threshold. The last tensor is
+# uncompressed.
 SHAPES = [(70, 64), (40, 30), (7, 3)]
 STEPS = 3
 PHASES = (Phase.explicit, Phase.reuse, Phase.generate)  # shrinking takes minutes
 
-# Zeros, what is coded as 0 in float16 or in all types, and what sums may not hold.
+# Zeros, values that float16 or every type codes as 0, and values whose sums overflow.
 SPECIAL = [0.0, -0.0, 1.0, -1.0, 0.1, 6e-8, -1e-9, 1e-30, 1.2e-38, 1e-40, 1e-310]
 LARGE = [6e4, -7e4, 2.0**126, -(2.0**127), 3e38, 3.4e38, -1e300, 1.7e308]
 
 
 class Numbers(NamedTuple):
-    """Tensors of few distinct numbers, or of these and noise.
+    """Tensors of few distinct numbers, optionally with noise.
 
     Attributes:
-        palette: of numbers, equally likely.
-        noise: scale of what is added.
-        seed: of the order.
+        palette: numbers, equally likely.
+        noise: scale of the noise.
+        seed: seed of the order and the noise.
     """
 
     palette: list[float]
     noise: float
     seed: int
 
-    def make(self, workers, dtype):
+    def tensors(self, workers, dtype):
         """Return finite numbers, `[worker][tensor]`."""
         rng = np.random.default_rng(self.seed)
         largest = float(tf.as_dtype(dtype).max)
@@ -47,14 +48,14 @@ class Numbers(NamedTuple):
 
 
 class Example(NamedTuple):
-    """What some steps start from, and their gradients.
+    """Initial state and gradients of some steps.
 
     Attributes:
-        iteration: of the first step.
-        velocity: at first.
-        residual: at first.
-        gradients: of each step.
-        bad: step, worker, tensor, position and value of what is not finite.
+        iteration: iteration of the first step.
+        velocity: initial velocity.
+        residual: initial residual.
+        gradients: gradients of each step.
+        bad: step, worker, tensor, position and value of each non-finite entry.
     """
 
     iteration: int
@@ -65,7 +66,7 @@ class Example(NamedTuple):
 
     def steps(self, workers, dtype, missing=()):
         """Return `gradients[step][worker][tensor]`."""
-        steps = [numbers.make(workers, dtype) for numbers in self.gradients]
+        steps = [numbers.tensors(workers, dtype) for numbers in self.gradients]
         for step, worker, tensor, position, value in self.bad:
             flat = steps[step][worker % workers][tensor].reshape(-1)
             flat[position % flat.size] = value
@@ -87,7 +88,7 @@ def numbers(exact):
 
 
 def examples(workers, exact=False):
-    one = st.tuples(
+    bad_entry = st.tuples(
         st.integers(0, STEPS - 1),
         st.integers(0, workers - 1),
         st.integers(0, len(SHAPES) - 1),
@@ -100,7 +101,7 @@ def examples(workers, exact=False):
         velocity=numbers(exact),
         residual=numbers(exact),
         gradients=st.lists(numbers(exact), min_size=STEPS, max_size=STEPS),
-        bad=st.lists(one, max_size=2),
+        bad=st.lists(bad_entry, max_size=2),
     )
 
 
@@ -109,14 +110,14 @@ def without(tensors, missing):
 
 
 class Path(Trainer):
-    """A trainer that is traced once and starts again and again, from any state."""
+    """A trainer that is traced once and can be restarted from any state."""
 
     def __init__(self, strategy, make_optimizer, dtype="float32", missing=()):
         self.dtype = tf.as_dtype(dtype).as_numpy_dtype
         weights = initial_weights(self.dtype, SHAPES)
         super().__init__(strategy, make_optimizer, weights, traced=True)
         variables = [*self.variables, *self.optimizer.variables]
-        self._at_first = [(c, c.numpy()) for v in variables for c in self._copies(v)]
+        self._initial = [(c, c.numpy()) for v in variables for c in self._copies(v)]
         zeros = [np.zeros_like(w) for w in weights]
         for absent in {(), missing}:
             self.step([without(zeros, absent)] * strategy.num_replicas_in_sync)
@@ -125,18 +126,18 @@ class Path(Trainer):
         return self.strategy.experimental_local_results(variable.value)
 
     def restart(self, iteration, velocity, residual):
-        """Set all state; `velocity[worker][tensor]`, and `residual` likewise."""
-        for copy, value in self._at_first:
+        """Set all state; `velocity` and `residual` are indexed `[worker][tensor]`."""
+        for copy, value in self._initial:
             copy.assign(value)
         for copy in self._copies(self.optimizer.iterations):
             copy.assign(iteration)
         optimizer = self.optimizer
-        # A second moment is not negative.
-        moment = [[np.abs(v) for v in local] for local in velocity]
+        # Second moments are not negative.
+        second_moment = [[np.abs(v) for v in local] for local in velocity]
         state = (
             (optimizer.velocity, velocity),
             (optimizer.residual, residual),
-            (optimizer.second_moment, moment),
+            (optimizer.second_moment, second_moment),
         )
         for variables, values in state:
             for i, variable in enumerate(variables):
@@ -144,27 +145,27 @@ class Path(Trainer):
                     copy.assign(worker[i])
 
     def outcome(self, gradients):
-        """Take a step; return everything that paths must agree about, by its name."""
+        """Take a step; return by name the results that all paths must share."""
         try:
             self.step(gradients)
         except tf.errors.InvalidArgumentError as error:
             assert "The sum over workers of what was sent is not finite" in str(error)
-            return {"refused": True, **self._of_workers("weights", self.variables)}
+            return {"refused": True, **self._values("weights", self.variables)}
         optimizer = self.optimizer
         return {
             "nonfinite": optimizer.stats.nonfinite,
             "entries": optimizer.stats.entries,
-            **self._of_workers("weights", self.variables),
-            **self._of_workers("velocity", optimizer.velocity),
-            **self._of_workers("residual", optimizer.residual),
-            **self._of_workers("second moment", optimizer.second_moment),
-            **self._of_workers("state", self._states()),
+            **self._values("weights", self.variables),
+            **self._values("velocity", optimizer.velocity),
+            **self._values("residual", optimizer.residual),
+            **self._values("second moment", optimizer.second_moment),
+            **self._values("state", self._states()),
         }
 
     def _states(self):
         return [v for state in self.optimizer.compressor_state for v in state.values()]
 
-    def _of_workers(self, name, variables):
+    def _values(self, name, variables):
         return {
             f"{name} {i} of worker {worker}": copy.numpy()
             for i, variable in enumerate(variables)
@@ -172,26 +173,26 @@ class Path(Trainer):
         }
 
 
-def take_the_same_steps(paths, drawn, workers, wide="float32", missing=()):
-    """Take a drawn example's steps along all paths, by name, and compare."""
+def check_equal_steps(paths, example, workers, wide="float32", missing=()):
+    """Take an example's steps along all paths, by name, and compare."""
     for path in paths.values():
         path.restart(
-            drawn.iteration,
-            drawn.velocity.make(workers, wide),
-            drawn.residual.make(workers, wide),
+            example.iteration,
+            example.velocity.tensors(workers, wide),
+            example.residual.tensors(workers, wide),
         )
     dtype = next(iter(paths.values())).dtype
-    for gradients in drawn.steps(workers, dtype, missing):
+    for gradients in example.steps(workers, dtype, missing):
         outcomes = {p: path.outcome(gradients) for p, path in paths.items()}
         compare(outcomes)
         if any("refused" in outcome for outcome in outcomes.values()):
             break
 
 
-def take_steps_with_idle_rows(paths, workers):
-    """Take steps along all paths, by name, in which most rows have no gradient.
+def check_steps_with_idle_rows(paths, workers):
+    """Take steps in which most rows have no gradient along all paths, and compare.
 
-    Compares the paths, unless there is one, and requires that these rows do not move.
+    Rows without a gradient must not change.
     """
     zeros = [[np.zeros(s) for s in SHAPES]] * workers
     for path in paths.values():
@@ -205,9 +206,9 @@ def take_steps_with_idle_rows(paths, workers):
         ]
         compare({p: path.outcome(gradients) for p, path in paths.items()})
     after = [v.numpy() for path in paths.values() for v in path.variables]
-    for mine, value in zip(after, before, strict=True):
-        assert not np.array_equal(mine, value)
-        np.testing.assert_array_equal(idle_rows(mine), idle_rows(value))
+    for value_after, value in zip(after, before, strict=True):
+        assert not np.array_equal(value_after, value)
+        np.testing.assert_array_equal(idle_rows(value_after), idle_rows(value))
 
 
 def compare(outcomes):
@@ -215,10 +216,10 @@ def compare(outcomes):
     for path, outcome in others:
         assert outcome.keys() == expected.keys(), (path, first)
         for name, value in outcome.items():
-            what = f"{name}: {path} (x) and {first} (y) differ"
-            np.testing.assert_array_equal(value, expected[name], what)
+            message = f"{name}: {path} (x) and {first} (y) differ"
+            np.testing.assert_array_equal(value, expected[name], message)
     for outcome in outcomes.values():
         for name, value in outcome.items():
-            mine, _, _ = name.partition(" of worker ")
-            if mine.startswith("weights"):
-                np.testing.assert_array_equal(value, outcome[f"{mine} of worker 0"])
+            tensor, _, _ = name.partition(" of worker ")
+            if tensor.startswith("weights"):
+                np.testing.assert_array_equal(value, outcome[f"{tensor} of worker 0"])

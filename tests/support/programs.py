@@ -1,4 +1,4 @@
-"""Run a command to its end, and show what it said where a test fails."""
+"""Runs commands and prints their output, which pytest shows if a test fails."""
 
 import functools
 import os
@@ -7,32 +7,33 @@ import subprocess
 
 @functools.cache
 def on_its_own_loopback():
-    """Return what to put before a command to give it a loopback that it has alone.
+    """Return a command prefix that gives a command a loopback of its own.
 
-    In a network namespace, which ends with the command; /sys shows that one's bytes.
+    The command runs in a network namespace that ends with it; /sys counts the bytes of
+    this loopback.
 
     Returns:
-        The beginning of a command; None where the system allows no namespaces.
+        Words to put before a command; None if the system allows no namespaces.
     """
     root = [] if os.geteuid() == 0 else ["--map-root-user"]
     steps = 'mount -t sysfs sysfs /sys && ip link set lo up && exec "$@"'
-    before = ["unshare", "--net", "--mount", *root, "sh", "-c", steps, "sh"]
+    prefix = ["unshare", "--net", "--mount", *root, "sh", "-c", steps, "sh"]
     try:
-        tried = subprocess.run([*before, "true"], capture_output=True, check=False)
+        result = subprocess.run([*prefix, "true"], capture_output=True, check=False)
     except FileNotFoundError:
         return None
-    return None if tried.returncode else before
+    return None if result.returncode else prefix
 
 
 def run(command, merged=False, **environment):
-    """Return what `subprocess.run` does, as text; it has 280 s.
+    """Run a command for 280 s at most; return the result of `subprocess.run` as text.
 
     Args:
         command: program and its arguments.
         merged: whether `stdout` has both outputs, in their order.
-        **environment: variables beside those of this process.
+        **environment: variables in addition to those of this process.
     """
-    finished = subprocess.run(
+    result = subprocess.run(
         list(map(str, command)),
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT if merged else subprocess.PIPE,
@@ -41,5 +42,5 @@ def run(command, merged=False, **environment):
         check=False,
         env={**os.environ, **environment},
     )
-    print(finished.stdout[-5000:], (finished.stderr or "")[-3000:])
-    return finished
+    print(result.stdout[-5000:], (result.stderr or "")[-3000:])
+    return result

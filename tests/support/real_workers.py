@@ -4,33 +4,33 @@ import contextlib
 import json
 import time
 
-from nursery import Nursery
+from fork_server import ForkServer
 
 from tf_dgc.multiworker.launch import launcher, worker_processes
 
-_TIMEOUT = 250.0  # s, for all workers to end; on an idle machine few take 20
+_TIMEOUT = 250.0  # s, for all workers; on an idle machine few tests take 20
 
 
 class Finished:
-    """How each worker ended: exit code, and what it printed and found."""
+    """Exit code, output and findings of each worker."""
 
     def __init__(self, codes, logs, directory):
         self.codes = codes
         self.outputs = [log.read_text(errors="replace") for log in logs]
-        found = [directory / f"{rank}.json" for rank in range(len(logs))]
-        self.findings = [json.loads(f.read_text()) for f in found if f.exists()]
+        paths = [directory / f"{rank}.json" for rank in range(len(logs))]
+        self.findings = [json.loads(p.read_text()) for p in paths if p.exists()]
 
 
 class Starter:
-    """Starts workers; a context manager that ends what they come from.
+    """Starts workers; a context manager that ends their fork servers.
 
-    As programs of their own, two workers differ in the order of sets. Forks of one
-    nursery do not, so there are two.
+    Separate programs differ in the order of sets, and forks of one process do not. So
+    there are two fork servers.
     """
 
     def __init__(self):
         self._stack = contextlib.ExitStack()
-        self._nurseries = [self._stack.enter_context(Nursery()) for _ in range(2)]
+        self._servers = [self._stack.enter_context(ForkServer()) for _ in range(2)]
 
     def __enter__(self):
         return self
@@ -47,19 +47,19 @@ class Starter:
         timeout=_TIMEOUT,
         **environment,
     ):
-        """Run a script on workers, each of which has to end by itself.
+        """Run a script on workers until they end.
 
         Args:
             command: path of the script, and its arguments.
-            num_workers: how many.
-            directory: for their logs; and for what they found, `RANK.json`.
+            num_workers: number of workers.
+            directory: directory of the logs and of the findings, `RANK.json`.
             last: environment variables of the last worker alone.
-            timeout: seconds in which all have to end.
-            **environment: of all.
+            timeout: seconds until all workers must have ended.
+            **environment: environment variables of all workers.
         """
         environments = [
-            {**of_worker, "CUDA_VISIBLE_DEVICES": "-1", **environment}
-            for of_worker in launcher.worker_environments(
+            {**variables, "CUDA_VISIBLE_DEVICES": "-1", **environment}
+            for variables in launcher.worker_environments(
                 launcher.free_ports(num_workers)
             )
         ]
@@ -81,8 +81,8 @@ class Starter:
         try:
             for rank, log in enumerate(logs):
                 log.write_text("")
-                nursery = self._nurseries[rank % 2]
-                workers.append(nursery.start(command, environments[rank], str(log)))
+                server = self._servers[rank % 2]
+                workers.append(server.start(command, environments[rank], str(log)))
         except BaseException:
             worker_processes.end_processes(workers)
             raise

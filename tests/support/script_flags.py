@@ -1,10 +1,9 @@
-"""Parses what is passed to scripts, without running them; a process of its own.
+"""Parses arguments of scripts without running them; runs as a separate process.
 
     python tests/support/script_flags.py < commands.json > faults.json
 
-The input is a list of [script, arguments, whether values count], the output a list of
-what is wrong with each, null where nothing is. A script has flags of absl, or else a
-function `_parser`.
+The input is a list of [script, arguments, whether to check values], the output a list
+of faults, null for a correct command. A script has absl flags or a function `_parser`.
 """
 
 import contextlib
@@ -18,36 +17,36 @@ from absl import flags
 
 
 def main():
-    asked = json.load(sys.stdin)
-    scripts = list(dict.fromkeys(script for script, *_ in asked))
+    commands = json.load(sys.stdin)
+    scripts = list(dict.fromkeys(script for script, *_ in commands))
     with contextlib.redirect_stdout(sys.stderr):
-        found = {s: _faults([a for a in asked if a[0] == s]) for s in scripts}
-    json.dump([found[script].pop(0) for script, *_ in asked], sys.stdout)
+        faults = {s: _faults([c for c in commands if c[0] == s]) for s in scripts}
+    json.dump([faults[script].pop(0) for script, *_ in commands], sys.stdout)
 
 
-def _faults(asked):
-    """Return what is wrong with each command of one script."""
-    script = asked[0][0]
+def _faults(commands):
+    """Return the fault of each command of one script, None for a correct one."""
+    script = commands[0][0]
     names = set(flags.FLAGS)
     sys.path.insert(0, str(pathlib.Path(script).resolve().parent))
     module = runpy.run_path(script)
-    faults = [_fault(module, *command) for command in asked]
+    faults = [_fault(module, *command) for command in commands]
     sys.path.pop(0)
-    own = set(flags.FLAGS) - names
-    for module_name, defined in flags.FLAGS.flags_by_module_dict().items():
-        if own & {flag.name for flag in defined}:
+    script_flags = set(flags.FLAGS) - names
+    for module_name, module_flags in flags.FLAGS.flags_by_module_dict().items():
+        if script_flags & {flag.name for flag in module_flags}:
             sys.modules.pop(module_name, None)  # or it would not define them again
-    for name in own:
+    for name in script_flags:
         delattr(flags.FLAGS, name)
     return faults
 
 
-def _fault(module, script, arguments, whole):
-    if not whole:
+def _fault(module, script, arguments, check_values):
+    if not check_values:
         return _unknown(module, arguments)
-    said = io.StringIO()
+    errors = io.StringIO()
     try:
-        with contextlib.redirect_stderr(said):
+        with contextlib.redirect_stderr(errors):
             if "_parser" in module:
                 module["_parser"]().parse_args(arguments)
             elif rest := flags.FLAGS([script, *arguments])[1:]:
@@ -55,12 +54,12 @@ def _fault(module, script, arguments, whole):
             else:
                 flags.FLAGS.unparse_flags()
     except (flags.Error, SystemExit) as error:
-        return f"{error} {said.getvalue()}"
+        return f"{error} {errors.getvalue()}"
     return None
 
 
 def _unknown(module, arguments):
-    """Return flags that are not defined; values may be placeholders."""
+    """Return a fault if flags are not defined; values may be placeholders."""
     if "_parser" in module:
         return None
     names = [a[2:].split("=")[0] for a in arguments if a.startswith("--")]

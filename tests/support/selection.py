@@ -1,8 +1,8 @@
-"""Which rows of a product of parameters run always, and which are `slow` or more.
+"""Selects which rows of a product of parameters always run; the others are marked.
 
 A trace takes a second or two, so a product of methods, dtypes and numbers of workers
-takes minutes. Most faults need one value of one parameter, or two together: those run
-always, some more of them in `pytest -m slow`, and the rest of a product in
+takes minutes. Most faults depend on one value of one parameter, or on two together:
+these rows always run, some more in `pytest -m slow`, and the rest of a product in
 `pytest -m exhaustive`.
 """
 
@@ -11,14 +11,14 @@ import itertools
 import pytest
 from harness import Trainer
 
-ONE_IN = 10  # rows that do not run always and are `slow`, not `exhaustive`
+ONE_IN = 10  # share of the other rows that is `slow`; the rest is `exhaustive`
 
 
 def rows(every, always):
     """Return parameters for all rows.
 
-    Of those that are not in `always`, one in ten is `slow`, beginning with the first,
-    and the others are `exhaustive`.
+    Rows in `always` are not marked. One in ten of the others is `slow`, beginning with
+    the first; the rest is `exhaustive`.
     """
     every, always = list(every), list(always)
     return _marked(every, always, [row for row in every if row not in always])
@@ -27,13 +27,13 @@ def rows(every, always):
 def in_turn(first, second, always=None):
     """Return the product of two columns.
 
-    Every value of `first`, or of `always` if given, runs always with one of `second`,
-    in turn. Of all values of `first` with the next one, one in ten is `slow`, and the
-    other rows are `exhaustive`.
+    Every value of `first` (or of `always`) always runs with one value of `second`, in
+    turn. One in ten of the pairs with the next value of `second` is `slow`; the other
+    rows are `exhaustive`.
     """
     first, second = list(first), list(second)
-    chosen = first if always is None else always
-    pairs = [(a, second[i % len(second)]) for i, a in enumerate(chosen)]
+    unmarked = first if always is None else always
+    pairs = [(a, second[i % len(second)]) for i, a in enumerate(unmarked)]
     more = [(a, second[(i + 1) % len(second)]) for i, a in enumerate(first)]
     return _marked(list(itertools.product(first, second)), pairs, more)
 
@@ -58,7 +58,7 @@ def _marked(every, always, more):
 
 
 def fewer(number):
-    """Return how many examples or steps to take: a quarter, but in `--traced` all."""
+    """Return a number of examples or steps: a quarter, or all with `--traced`."""
     return number if Trainer.always_traced else -(-number // 4)
 
 

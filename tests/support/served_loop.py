@@ -1,4 +1,4 @@
-"""A server's loop in a test, with messages and a time that the test makes."""
+"""A server's loop with a fake transport and a fake clock."""
 
 import json
 
@@ -16,7 +16,7 @@ WEIGHTS = np.arange(6, dtype=np.float32)
 
 
 class Fake:
-    """A loop of two workers and more, and a time that is set."""
+    """A transport for two or more workers, the server's loop, and its time."""
 
     def __init__(self, mode="async", staleness=None, number=2, rule=None, **others):
         self.time, self.lines, self.sent = 0.0, [], []
@@ -44,12 +44,12 @@ class Fake:
         self.sent.append((slot, *messages.remove_frame(REPLY, words)))
 
     def send(self, worker, kind, body=(), process=0, repeat=False, **changed):
-        """Let a worker send a message; return the replies that it brings about."""
+        """Send a message of a worker; return the replies that it causes."""
         key = worker, process
-        counts = not repeat and "number" not in changed
-        self.numbers[key] = self.numbers.get(key, 0) + counts
+        is_new = not repeat and "number" not in changed
+        self.numbers[key] = self.numbers.get(key, 0) + is_new
         fields = {"number": self.numbers[key], "parts": 1, "step": self.clock}
-        fields["rate"] = np.nan  # as of a schedule
+        fields["rate"] = np.nan  # as with a schedule
         fields |= {"incarnation": 100 + process, "worker": worker, "kind": kind}
         words = messages.add_frame(
             REQUEST, np.asarray(body, np.int32), **{**fields, **changed}
@@ -64,7 +64,7 @@ class Fake:
         return self.sent[before:]
 
     def wait(self, seconds, alive=(), works=()):
-        """Let time go by, while some workers show signs of life; return replies."""
+        """Advance the time while some workers send heartbeats; return replies."""
         before = len(self.sent)
         for _ in range(int(2 * seconds)):
             self.time += 0.5
@@ -80,9 +80,11 @@ class Fake:
 
     def join(self, worker, process=0, handed=None):
         text = messages.encode_text(model_spec.model_spec_text(handed or self.handed))
-        told = self.send(worker, Kind.JOIN, text, process)
-        mine = worker, 100 + process
-        _, head, body = next(t for t in told if (t[0], t[1]["incarnation"]) == mine)
+        replies = self.send(worker, Kind.JOIN, text, process)
+        receiver = worker, 100 + process
+        _, head, body = next(
+            r for r in replies if (r[0], r[1]["incarnation"]) == receiver
+        )
         if head["status"] == Status.REFUSED:
             return messages.decode_text(body)
         if json.loads(messages.decode_text(body))["give"]:
@@ -90,7 +92,7 @@ class Fake:
         return self.send(worker, Kind.START, process=process)
 
     def push(self, worker, gradient, process=0, **changed):
-        """Push a gradient of one number for all entries."""
+        """Push a gradient whose entries are all equal."""
         flag_and_values = np.array([0, *[gradient] * 6], np.float32)
         body = flag_and_values.view(np.int32)
         return self.send(worker, Kind.PUSH, body, process, **changed)

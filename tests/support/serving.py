@@ -1,4 +1,4 @@
-"""A server in this process, and threads that stand for workers."""
+"""Servers in this process, with threads as workers."""
 
 import contextlib
 import json
@@ -23,8 +23,8 @@ class Server:
 
     Args:
         num_workers: number of workers.
-        limits: seconds that it waits.
-        shard: index of it, and number of servers.
+        limits: the server's time limits in seconds.
+        shard: index of the server, and number of servers.
     """
 
     def __init__(self, num_workers, limits, shard):
@@ -35,7 +35,7 @@ class Server:
         settings = {"log": self.lines.append, "secret": "", "shard": shard}
         self.loop = ServerLoop(self.transport, num_workers, limits, **settings)
         self.service = self.loop.runs.service(0)
-        self._over = threading.Event()
+        self._stopped = threading.Event()
         self._threads = [
             threading.Thread(target=self._serve, daemon=True),
             threading.Thread(target=self._wake, daemon=True),
@@ -47,14 +47,14 @@ class Server:
         return self
 
     def join(self):
-        """Wait until it has ended by itself."""
+        """Wait until the loop ends."""
         self._threads[0].join(10)
         assert not self._threads[0].is_alive()
 
     def __exit__(self, *_):
         self.loop.runs.is_over = lambda now: True
         self._threads[0].join(10)
-        self._over.set()
+        self._stopped.set()
         self._threads[1].join(10)
         assert self.error is None, self.error
 
@@ -66,16 +66,16 @@ class Server:
             raise
 
     def _wake(self):
-        while not self._over.wait(0.05):
+        while not self._stopped.wait(0.05):
             self.transport.wake()
 
 
 class Served:
-    """Servers, one or more; a context manager that ends them.
+    """One or more servers; a context manager that ends them.
 
     Args:
         num_workers: number of workers.
-        limits: seconds that they wait.
+        limits: the servers' time limits in seconds.
         servers: number of servers.
     """
 
@@ -91,13 +91,13 @@ class Served:
         return self
 
     def __exit__(self, *_):
-        for optimizer in self._optimizers:  # or their threads go on in other tests
+        for optimizer in self._optimizers:  # or their threads run on in other tests
             optimizer.leave()
         self._stack.close()
 
     @property
     def loop(self):
-        """The loop of the first one."""
+        """Loop of the first server."""
         return self.servers[0].loop
 
     @property
@@ -110,14 +110,14 @@ class Served:
 
     @property
     def model(self):
-        """The model of the first one."""
+        """Model of the first server."""
         return self.models[0]
 
     def weights(self):
-        """Return all weights, in the model's order, by the names of `Trained`."""
-        found = [v for model in self.models for v in model.variables]
-        found.sort(key=lambda v: int(v.name[1:]))
-        return [v.numpy() for v in found]
+        """Return all weights in the model's order, by the names of `Trained`."""
+        variables = [v for model in self.models for v in model.variables]
+        variables.sort(key=lambda v: int(v.name[1:]))
+        return [v.numpy() for v in variables]
 
     def config(self, worker):
         cluster = {
@@ -132,13 +132,13 @@ class Served:
         """Return the optimizer of a worker."""
         with monkeypatch.context() as patch:
             patch.setenv("TF_CONFIG", self.config(worker))
-            made = tf_dgc.ServerOptimizer(inner, *args, **settings)
-        self._optimizers.append(made)
-        return made
+            optimizer = tf_dgc.ServerOptimizer(inner, *args, **settings)
+        self._optimizers.append(optimizer)
+        return optimizer
 
 
 class Trained:
-    """Variables and their optimizer, which takes traced steps with given gradients."""
+    """Variables and an optimizer that takes traced steps with fixed gradients."""
 
     def __init__(self, optimizer, weights):
         self.optimizer = optimizer
@@ -162,7 +162,7 @@ class Trained:
 
 
 def run_together(*functions, seconds=60.0):
-    """Run functions in threads of their own; return what they return, or raise."""
+    """Run each function in a thread; return their results, or raise their error."""
     results, errors = [None] * len(functions), [None] * len(functions)
 
     def run(i, function):
@@ -189,7 +189,7 @@ def run_together(*functions, seconds=60.0):
 
 @contextlib.contextmanager
 def leaving(*trained):
-    """Let workers say good-bye at the end."""
+    """Let workers leave the server at the end."""
     try:
         yield
     finally:

@@ -1,4 +1,4 @@
-"""Options, fixtures and order of all tests: a plugin that conftest.py files load."""
+"""Options, fixtures and order of all tests: a plugin that conftest.py loads."""
 
 import ast
 import collections
@@ -21,16 +21,16 @@ def pytest_addoption(parser):
     parser.addoption(
         "--traced",
         action="store_true",
-        help="trace the steps of the tests' `Trainer`, of which most are eager else; "
-        "take all steps and examples, of which most tests take a few else; and leave "
-        "out tests that do neither, unless they are `slow` or `exhaustive`",
+        help="trace the steps of the tests' `Trainer` (most are eager by default); "
+        "take all steps and examples (most tests take a few by default); and leave "
+        "out tests that neither changes, unless they are `slow` or `exhaustive`",
     )
 
 
 def pytest_configure(config):
     if config.getoption("dist", "no") != "no" and not hasattr(config, "workerinput"):
         return  # this process runs no test itself
-    # tests/gpu by itself needs no TensorFlow, and a GPU. All others are about CPUs.
+    # tests/gpu alone needs no TensorFlow but a GPU. All other tests use CPUs.
     if not all(_is_gpu_test(a, config.invocation_params.dir) for a in config.args):
         _prepare_tensorflow()
         _prepare_hypothesis()
@@ -42,20 +42,20 @@ def pytest_configure(config):
 
 def pytest_collection_modifyitems(config, items):
     if config.getoption("--traced"):
-        same = set(filter(_is_the_same_traced, items))
-        config.hook.pytest_deselected(items=list(same))
-        items[:] = [item for item in items if item not in same]
-    # Files that start workers take longest, then those of many tests: not to be last.
-    waiting = {item.path for item in items if item.get_closest_marker("workers")}
+        unchanged = set(filter(_is_the_same_traced, items))
+        config.hook.pytest_deselected(items=list(unchanged))
+        items[:] = [item for item in items if item not in unchanged]
+    # First the files that start workers, which take longest; then those of many tests.
+    with_workers = {item.path for item in items if item.get_closest_marker("workers")}
     sizes = collections.Counter(item.path for item in items)
-    items.sort(key=lambda item: (item.path not in waiting, -sizes[item.path]))
+    items.sort(key=lambda item: (item.path not in with_workers, -sizes[item.path]))
 
 
 @pytest.hookimpl(optionalhook=True)
 def pytest_xdist_make_scheduler(config, log):
-    """Let one process run all tests of a file, which share what they started.
+    """Let one process run all tests of a file: they share fixtures.
 
-    And all files that use `starter`, which imports TensorFlow twice.
+    One process also runs all files that use `starter`, which imports TensorFlow twice.
     """
     from xdist.scheduler import LoadFileScheduling
 
@@ -65,7 +65,7 @@ def pytest_xdist_make_scheduler(config, log):
             uses = "starter" in _text(config.rootpath / file)
             return "starter" if uses else file
 
-    config.option.loadscopereorder = False  # files of few tests have the longest ones
+    config.option.loadscopereorder = False  # files with few tests take longest
     return Scheduling(config, log)
 
 
@@ -82,17 +82,17 @@ def _is_the_same_traced(item):
 
 @functools.cache
 def _using_trainers(path):
-    """Return the names in a file of what steps a trainer or takes fewer examples."""
+    """Return the functions of a file that step a trainer or take fewer examples."""
     text = path.read_text()
-    known = {"Trainer", "fewer", "take_the_same_steps"}
+    names = {"Trainer", "fewer", "check_equal_steps"}
     bodies = {
         node.name: set(re.findall(r"\w+", ast.unparse(node)))
         for node in ast.parse(text).body
         if isinstance(node, ast.FunctionDef | ast.ClassDef)
     }
-    for _ in bodies:  # each round finds at least one more, or nothing
-        known |= {name for name, words in bodies.items() if words & known}
-    return known
+    for _ in bodies:  # each round adds callers of the functions so far
+        names |= {name for name, words in bodies.items() if words & names}
+    return names
 
 
 def _is_gpu_test(argument, directory):
@@ -101,7 +101,7 @@ def _is_gpu_test(argument, directory):
 
 
 def _prepare_hypothesis():
-    """Let examples take as long as a machine that is busy makes them."""
+    """Set no deadline for examples: a busy machine may be slow."""
     from hypothesis import settings
 
     settings.register_profile("tests", deadline=None)
@@ -116,7 +116,7 @@ def _prepare_tensorflow():
     import keras  # noqa: F401
     import tensorflow as tf
 
-    gc.freeze()  # what was imported stays; half a million objects need not be looked at
+    gc.freeze()  # half a million objects of imported modules are not collected
     cpu = tf.config.list_physical_devices("CPU")[0]
     tf.config.set_logical_device_configuration(
         cpu, [tf.config.LogicalDeviceConfiguration()] * MAX_WORKERS
@@ -125,12 +125,12 @@ def _prepare_tensorflow():
 
 @pytest.fixture(autouse=True)
 def _in_the_foreground():
-    """Behind a shell's `&` interrupts are ignored, with `nohup` hang-ups."""
-    usual = {
+    """Handle interrupts and hang-ups, which `&` and `nohup` of a shell ignore."""
+    actions = {
         signal.SIGINT: signal.default_int_handler,
         signal.SIGHUP: signal.SIG_DFL,
     }
-    before = {number: signal.signal(number, usual[number]) for number in usual}
+    before = {number: signal.signal(number, actions[number]) for number in actions}
     yield
     for number, action in before.items():
         signal.signal(number, action)
@@ -141,7 +141,7 @@ def _fixed_seed():
     import keras
     from tensorflow.python.eager import context
 
-    # To make all kernels again takes an eighth of the time of a suite.
+    # Clearing the kernel cache would take an eighth of the suite's time.
     with mock.patch.object(context.pywrap_tfe, "TFE_ContextClearCaches"):
         keras.utils.set_random_seed(0)
 
@@ -155,7 +155,7 @@ def strategies():
 
 
 class _Strategies(dict):
-    """Those of several workers are made when they are asked for."""
+    """Creates strategies of several workers on demand."""
 
     def __missing__(self, num_workers):
         self[num_workers] = _mirrored(num_workers)
@@ -164,7 +164,7 @@ class _Strategies(dict):
 
 @pytest.fixture(scope="session")
 def starter():
-    """Return what starts workers that need not import TensorFlow."""
+    """Return a starter of workers that need not import TensorFlow."""
     from real_workers import Starter
 
     with Starter() as starter:
@@ -175,8 +175,8 @@ def _mirrored(num_workers):
     import tensorflow as tf
 
     class Strategy(tf.distribute.MirroredStrategy):
-        # TensorFlow's own tests set this too: collective groups of different sizes in
-        # one process need keys of their own.
+        # TensorFlow's tests set this too: in one process, collective groups of
+        # different sizes need different keys.
         _collective_key_base = 1000 * num_workers
 
     return Strategy([f"CPU:{i}" for i in range(num_workers)])

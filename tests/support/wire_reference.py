@@ -1,9 +1,9 @@
-"""The wire format, bit by bit, in Python: written from docs/wire_format.md alone.
+"""The wire format in plain Python, written from docs/wire_format.md alone.
 
-A layout is a list of `(size, dtype, value_type)`, all but the first strings; the value
-type is "exempt" for a tensor that is sent whole, with a colon and a type if it is
-coded. A selection is `(positions, values)`, NumPy arrays; positions are None for a
-tensor that is sent whole.
+A layout is a list of `(size, dtype, value_type)`, where all but the size are strings.
+The value type of an uncompressed tensor is "exempt", followed by a colon and a type if
+it is coded. A selection is `(positions, values)`, NumPy arrays; positions are None for
+an uncompressed tensor.
 """
 
 import itertools
@@ -16,7 +16,7 @@ import numpy as np
 MAGIC = 0x44474301
 FP4 = [0, 0.5, 1, 1.5, 2, 3, 4, 6]
 BLOCK = 32
-# Bits of a value, exponent of the largest one, range of the scale.
+# Bits of a value, exponent of the largest value, and range of the scale.
 SHARED = {"mxint8": (8, 0, 8, 254), "mxfp4": (4, 2, 3, 252)}
 LARGEST = {
     "float32": float(np.finfo(np.float32).max),
@@ -43,7 +43,7 @@ def decode(words, layout, counts):
     """Return the selections (values as float64) and whether the gradient was finite.
 
     Raises:
-        ValueError: for a buffer that must be refused.
+        ValueError: for a malformed buffer.
     """
     words = [int(w) for w in words]
     require(len(words) == length(layout, counts), "length")
@@ -69,7 +69,7 @@ def decode(words, layout, counts):
 
 
 def length(layout, counts):
-    """Return how many words a buffer has."""
+    """Return the number of words of a buffer."""
     words = 5
     for (size, dtype, value_type), k in zip(layout, counts, strict=True):
         if is_uncompressed(value_type):
@@ -87,12 +87,12 @@ def is_uncompressed(value_type):
 
 
 def coded_as(value_type, dtype):
-    """Return the type of an exempt tensor's values."""
+    """Return the type of an uncompressed tensor's values."""
     return value_type.partition(":")[2] or dtype
 
 
 def num_value_words(k, value_type):
-    """Return how many words k values take."""
+    """Return the number of words of k values."""
     return {
         "float32": k,
         "float64": 2 * k,
@@ -116,7 +116,7 @@ def checksum(words):
 
 
 def seal(words):
-    """Return the words with the checksum they should have."""
+    """Return the words with the correct checksum."""
     words = np.array(words, np.uint32)
     words[4] = checksum(words)
     return words
@@ -130,7 +130,7 @@ def low_width(size, k):
 
 
 def rounded(values, value_type):
-    """Return what is decoded from values that were sent, as float64."""
+    """Return values after encoding and decoding, as float64."""
     words = value_words(np.asarray(values), value_type)
     return values_of(words, len(values), value_type)
 
@@ -153,8 +153,9 @@ def _to_words(bits):
 def _take(words, num_bits):
     """Remove a stream's words from the front and return its bits."""
     num_words = math.ceil(num_bits / 32)
-    taken, words[:] = words[:num_words], words[num_words:]
-    bits = [(w >> b) & 1 for w in taken for b in range(32)]
+    stream = words[:num_words]
+    del words[:num_words]
+    bits = [(w >> b) & 1 for w in stream for b in range(32)]
     require(not any(bits[num_bits:]), "unused bits")
     return bits[:num_bits]
 
@@ -237,7 +238,9 @@ def _block_words(values, value_type):
         if not all(map(math.isfinite, block)):
             scale, numbers = 255, [0] * len(block)
         else:
-            exponent = math.frexp(max(map(abs, block)))[1] - 1  # of 0 any is too small
+            exponent = (
+                math.frexp(max(map(abs, block)))[1] - 1
+            )  # 0 takes the least scale
             scale = (
                 max(127 + exponent - largest_exponent, least) if any(block) else least
             )
@@ -249,10 +252,10 @@ def _block_words(values, value_type):
 
 
 def _block_values(words, k, value_type):
-    width, _, least, most = SHARED[value_type]
+    width, _, least, largest = SHARED[value_type]
     bits = _take(words, 8 * math.ceil(k / BLOCK))
     scales = [_number(bits[i : i + 8]) for i in range(0, len(bits), 8)]
-    require(all(least <= scale <= most for scale in scales), "scale")
+    require(all(least <= scale <= largest for scale in scales), "scale")
     bits = _take(words, k * width)
     codes = [_number(bits[i : i + width]) for i in range(0, len(bits), width)]
     if width == 8:
@@ -267,7 +270,7 @@ def _int8_code(scaled):
 
 
 def _fp4_code(scaled):
-    """Return the nearest level's, of two the even one; no zero is negative."""
+    """Return the code of the nearest level, the even one of two; no negative zero."""
     code = min(range(8), key=lambda c: (abs(FP4[c] - abs(scaled)), c % 2))
     return code + 8 if code and scaled < 0 else code
 
@@ -291,7 +294,7 @@ def _float16_bits(value):
 
 
 def _bfloat16_bits(value):
-    """Round to the nearer of the two neighbours, or to the one with an even end."""
+    """Round to the nearest, ties to even."""
     below = _float32_bits(_clamped(value, "bfloat16")) >> 16
     candidates = [below, below + 1]
     distance = [abs(_from_bits(c, "bfloat16") - value) for c in candidates]
@@ -303,6 +306,6 @@ def _bfloat16_bits(value):
 def _from_bits(number, value_type):
     if value_type == "bfloat16":
         number <<= 16
-    form = {"float64": "<Q", "float16": "<H"}.get(value_type, "<I")
+    source = {"float64": "<Q", "float16": "<H"}.get(value_type, "<I")
     target = {"float64": "<d", "float16": "<e"}.get(value_type, "<f")
-    return struct.unpack(target, struct.pack(form, number))[0]
+    return struct.unpack(target, struct.pack(source, number))[0]

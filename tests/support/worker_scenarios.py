@@ -1,4 +1,4 @@
-"""What the workers of test_multiworker.py do; started once per worker.
+"""Worker program of test_multiworker.py; one process per worker.
 
     python worker_scenarios.py SCENARIO DIRECTORY
 
@@ -66,9 +66,9 @@ def digest(arrays):
 
 
 def fit(optimizer=dgc, callbacks=(), validated=False, **settings):
-    """Train with uneven last batches; return the model and what came of it.
+    """Train with uneven last batches; return the model and its results.
 
-    Every epoch makes iterators on all workers, which takes longer than its steps.
+    Every epoch creates iterators on all workers, which takes longer than its steps.
     """
     model = make_model(optimizer, **settings)
     x, y = make_data()
@@ -100,24 +100,20 @@ def monitor_and_checkpoint(directory):
 
 
 def scenario_fit(directory):
-    """Everything `fit` users do; then save and load."""
+    """Train with callbacks and validation; evaluate, predict, save and load."""
     callbacks = monitor_and_checkpoint(directory)
-    model, result = fit(
-        lambda: dgc(track_staleness=True),
-        callbacks,
-        True,
-    )
+    model, result = fit(lambda: dgc(track_staleness=True), callbacks, validated=True)
     x, y = make_data()
     result["evaluate"] = model.evaluate(x, y, batch_size=16, verbose=0)
     result["predictions"] = model.predict(x, batch_size=16, verbose=0).shape
-    if RANK == 0:  # of this worker alone: nobody else has to ask
+    if RANK == 0:  # the mean of this worker; others need not call it
         result["staleness"] = model.optimizer.staleness.mean
     result["stats"] = model.optimizer.stats.bytes_per_step
     saved = [v.numpy() for v in model.optimizer.variables]
     model.save(directory / f"{RANK}.keras")
     with STRATEGY.scope():
-        again = keras.models.load_model(directory / f"{RANK}.keras")
-    loaded = [v.numpy() for v in again.optimizer.variables]
+        loaded_model = keras.models.load_model(directory / f"{RANK}.keras")
+    loaded = [v.numpy() for v in loaded_model.optimizer.variables]
     result["restored"] = all(
         np.allclose(a, b, rtol=1e-6, atol=1e-7)
         for a, b in zip(saved, loaded, strict=True)
@@ -131,7 +127,7 @@ def scenario_fit(directory):
 
 
 def scenario_methods(directory):
-    found = {}
+    results = {}
     for name in os.environ["METHODS"].split(","):
         model, result = fit(
             lambda name=name: tf_dgc.CompressedOptimizer(SGD(0.01), name)
@@ -139,60 +135,62 @@ def scenario_methods(directory):
         path = directory / f"{RANK}-{name}.keras"
         model.save(path)
         with STRATEGY.scope():
-            again = keras.models.load_model(path)
-        pairs = zip(model.optimizer.variables, again.optimizer.variables, strict=True)
+            loaded = keras.models.load_model(path)
+        pairs = zip(model.optimizer.variables, loaded.optimizer.variables, strict=True)
         result["restored"] = all(np.allclose(a.numpy(), b.numpy()) for a, b in pairs)
-        found[name] = result
-    return found
+        results[name] = result
+    return results
 
 
 def scenario_two_levels(directory):
-    """Machines of workers that are none: all four are on this one."""
-    exchange = tf_dgc.collectives.Hierarchical([[0, 2], [1, 3]])
+    """Two groups of workers as if on two machines; all four are on this one."""
+    hierarchical = tf_dgc.collectives.Hierarchical([[0, 2], [1, 3]])
 
-    def make():
-        return tf_dgc.DGCOptimizer(SGD(0.05, momentum=0.9), 0.9, collective=exchange)
+    def make_optimizer():
+        inner = SGD(0.05, momentum=0.9)
+        return tf_dgc.DGCOptimizer(inner, 0.9, collective=hierarchical)
 
-    model, result = fit(make)
+    model, result = fit(make_optimizer)
     return {**result, "state": copies_of_this_worker(model)}
 
 
 def scenario_auto(directory):
-    """Steps go by what all have measured and chosen; also after loading."""
+    """Steps use the algorithm that all workers chose; also after loading."""
 
-    def make():
+    def make_optimizer():
         inner = SGD(0.05, momentum=0.9)
         return tf_dgc.DGCOptimizer(inner, 0.9, collective="auto", min_compress_size=1)
 
-    model, result = fit(make)
+    model, result = fit(make_optimizer)
     path = directory / f"{RANK}.keras"
     model.save(path)
     with STRATEGY.scope():
-        again = keras.models.load_model(path)
-    chosen = [m.optimizer.stats.collective for m in (model, again)]
+        loaded = keras.models.load_model(path)
+    chosen = [m.optimizer.stats.collective for m in (model, loaded)]
     return {**result, "chosen": chosen}
 
 
 def scenario_overlap(directory):
-    """Each tensor by itself, by links that were measured, and all of them at once."""
+    """Train with steps that overlap the backward pass, and with steps that do not."""
     del directory
-    found = {}
+    results = {}
     for name in os.environ["METHODS"].split(","):
         for overlap in (False, 1e6):
 
-            def make(name=name, overlap=overlap):
-                asks = {
+            def make_optimizer(name=name, overlap=overlap):
+                settings = {
                     "collective": overlaps.collective(overlap),
                     "min_compress_size": 50,
                 }
                 if name == "dgc":
-                    return tf_dgc.DGCOptimizer(SGD(0.05, momentum=0.9), 0.9, **asks)
-                return tf_dgc.CompressedOptimizer(SGD(0.01), name, **asks)
+                    inner = SGD(0.05, momentum=0.9)
+                    return tf_dgc.DGCOptimizer(inner, 0.9, **settings)
+                return tf_dgc.CompressedOptimizer(SGD(0.01), name, **settings)
 
-            model, result = fit(make)
+            model, result = fit(make_optimizer)
             result["collective"] = model.optimizer.stats.collective
-            found[f"{name} {overlap}"] = result
-    return found
+            results[f"{name} {overlap}"] = result
+    return results
 
 
 def scenario_steps_per_execution(directory):
@@ -206,24 +204,28 @@ def scenario_steps_per_execution(directory):
 
 
 def scenario_stock(directory):
-    """Stock SGD after `prepare`, against `sparsity=0`."""
+    """Train with stock SGD after `prepare`, and with `sparsity=0`."""
     tf_dgc.prepare(STRATEGY)
     _, stock = fit(lambda: SGD(0.05, momentum=0.9, nesterov=True))
     _, wrapped = fit(lambda: dgc(0.0, nesterov=True))
-    calls = {"gradient_accumulation_steps": 2, "use_ema": True}
-    calls.update(ema_momentum=0.5, ema_overwrite_frequency=2)
-    _, stock_calls = fit(lambda: SGD(0.05, momentum=0.9, **calls))
-    _, wrapped_calls = fit(lambda: dgc(0.0, **calls))
+    settings = {
+        "gradient_accumulation_steps": 2,
+        "use_ema": True,
+        "ema_momentum": 0.5,
+        "ema_overwrite_frequency": 2,
+    }
+    _, stock_averaged = fit(lambda: SGD(0.05, momentum=0.9, **settings))
+    _, wrapped_averaged = fit(lambda: dgc(0.0, **settings))
     return {
         "stock": stock["values"],
         "wrapped": wrapped["values"],
-        "stock with conditions": stock_calls["values"],
-        "wrapped with conditions": wrapped_calls["values"],
+        "stock with conditions": stock_averaged["values"],
+        "wrapped with conditions": wrapped_averaged["values"],
     }
 
 
 def scenario_nan(directory):
-    """A NaN in the examples of one worker."""
+    """Train with a NaN in the examples of one worker."""
     model = make_model(dgc)
     x, y = make_data(64)
     y[3] = np.nan  # in one worker's half of the first batch
@@ -240,7 +242,7 @@ def scenario_other_sparsity(directory):
 
 
 def scenario_other_period(directory):
-    """Functions of one name, of which configs say no more."""
+    """Train with different functions of one name; configs hold only the name."""
 
     def period(step):
         return tf.constant(2 + RANK, tf.int64) + 0 * step
@@ -267,30 +269,32 @@ def scenario_more_layers(directory):
 
 
 def scenario_start(directory):
-    """Variables of equal and of different values; what that costs, on all workers."""
+    """Create variables with equal and with different values; count the bytes sent."""
     tf_dgc.prepare(STRATEGY)
-    found = {"equal": start_bytes(0), "different": start_bytes(1 + RANK)}
+    results = {"equal": start_bytes(0), "different": start_bytes(1 + RANK)}
     with STRATEGY.scope():
-        made = [
+        variables = [
             tf.Variable(np.full(shape, RANK, dtype), trainable=False)
             for dtype in ("float16", "bool", "int64", "complex64")
             for shape in ((), (3,), (5, 7), (0, 2))
         ]
-        made.append(tf.Variable(tf.cast(tf.fill([3, 3], RANK), tf.bfloat16)))
+        variables.append(tf.Variable(tf.cast(tf.fill([3, 3], RANK), tf.bfloat16)))
 
         @tf.function
         def create_in_graph():
-            if len(made) == 17:
-                made.append(tf.Variable(tf.random.normal([9], seed=RANK)))
-            return made[-1].read_value()
+            if len(variables) == 17:
+                variables.append(tf.Variable(tf.random.normal([9], seed=RANK)))
+            return variables[-1].read_value()
 
         STRATEGY.run(create_in_graph)
-    found["others"] = str([STRATEGY.experimental_local_results(v)[0] for v in made])
-    return found
+    results["others"] = str(
+        [STRATEGY.experimental_local_results(v)[0] for v in variables]
+    )
+    return results
 
 
 def start_bytes(seed):
-    """Return what crossed the loopback meanwhile, the weights' size, and them."""
+    """Build a model; return bytes on the loopback, size and digest of the weights."""
     keras.utils.set_random_seed(seed)
     consensus.wait_for_workers(STRATEGY, "start")
     before = LOOPBACK_SENT.read_text()
@@ -307,7 +311,7 @@ def start_bytes(seed):
 
 
 def train_before_the_chief_is_alone(directory):
-    """Return a model and how to train it; from here on nobody waits for long."""
+    """Return a trained model and a function that trains it; set a short timeout."""
     model = make_model(dgc)
     x, y = make_data(64)
 
@@ -321,7 +325,7 @@ def train_before_the_chief_is_alone(directory):
 
 
 def scenario_chief_saves_alone(directory):
-    """While the other worker is busy with something else."""
+    """Save on the chief while the other worker is busy with something else."""
     model, _ = train_before_the_chief_is_alone(directory)
     failed = directory / "failed"
     try:
@@ -355,12 +359,12 @@ def copies_of_this_worker(model):
     return digest(local(v.value)[0].numpy() for v in variables)
 
 
-def total_kept(model):
+def total_residual(model):
     return [v.gather().sum(axis=0, dtype="float64") for v in model.optimizer.residual]
 
 
 def scenario_backup_until_the_chief_dies(directory):
-    """First undisturbed; then killed when all parts of the second backup are there."""
+    """Train to the end; then again, until the chief is killed in its second backup."""
     undisturbed = train_with_backups(directory)
     (directory / f"undisturbed-{RANK}").write_text(copies_of_this_worker(undisturbed))
 
@@ -376,24 +380,24 @@ def scenario_backup_until_the_chief_dies(directory):
 
 def scenario_resume(directory):
     model = train_with_backups(directory, delete_checkpoint=False)
-    np.savez(directory / f"kept-{RANK}.npz", *total_kept(model))
+    np.savez(directory / f"kept-{RANK}.npz", *total_residual(model))
     expected = (directory / f"undisturbed-{RANK}").read_text()
     return {"equal": copies_of_this_worker(model) == expected}
 
 
 def scenario_resume_elsewhere(directory):
-    """With another number of workers, and nothing left to train."""
+    """Resume with another number of workers, after the last epoch."""
     model = train_with_backups(directory)
     with np.load(directory / "kept-0.npz") as file:
         expected = [file[name] for name in file.files]
-    kept = total_kept(model)
+    residual = total_residual(model)
     return {
         "weights": digest(model.get_weights()),
         "kept": [
             bool(np.allclose(a, b, rtol=2**-22, atol=1e-12))
-            for a, b in zip(kept, expected, strict=True)
+            for a, b in zip(residual, expected, strict=True)
         ],
-        "largest": max(float(np.abs(a).max()) for a in kept),
+        "largest": max(float(np.abs(a).max()) for a in residual),
         "gone": not (directory / "backup").exists(),
     }
 
@@ -403,21 +407,21 @@ class Scales(keras.callbacks.Callback):
 
     def __init__(self):
         super().__init__()
-        self.seen = []
+        self.states = []
 
     def on_train_batch_end(self, batch, logs=None):
         optimizer = self.model.optimizer
         variables = (optimizer.dynamic_scale, optimizer.iterations)
-        self.seen.append([float(v.numpy()) for v in variables])
+        self.states.append([float(v.numpy()) for v in variables])
 
 
 def scenario_mixed_precision(directory):
-    """An example beyond float16 on the last worker alone; stock SGD, and compressed."""
+    """Train with an example beyond float16 on the last worker: stock and wrapped."""
     tf_dgc.prepare(STRATEGY)
     keras.config.set_dtype_policy("mixed_float16")
     x, y = make_data(64)
     y[13] = 1e30  # in the last worker's half of the first batch
-    found = {}
+    results = {}
     for name, optimizer in [
         ("stock", lambda: SGD(0.05, momentum=0.9)),
         ("wrapped", lambda: dgc(0.0)),
@@ -427,12 +431,12 @@ def scenario_mixed_precision(directory):
         scales = Scales()
         model.fit(x, y, batch_size=16, shuffle=False, callbacks=[scales], verbose=0)
         weights = model.get_weights()
-        found[name] = {
-            "scales": scales.seen,
+        results[name] = {
+            "scales": scales.states,
             "weights": digest(weights),
             "values": [float(np.sum(np.abs(w))) for w in weights],
         }
-    return found
+    return results
 
 
 def scenario_mixed_bfloat16(directory):
@@ -441,7 +445,7 @@ def scenario_mixed_bfloat16(directory):
 
 
 def scenario_peer_ends(directory):
-    """One worker ends by an error of its own; the others meet it in every way."""
+    """End one worker by an error; the others notice it in different operations."""
     victim, late = int(os.environ["PEER_VICTIM"]), os.environ["PEER_LATE"] == "1"
     model = make_model(dgc)
     x, y = make_data(64)
@@ -454,7 +458,7 @@ def scenario_peer_ends(directory):
         with STRATEGY.scope():
             keras.models.load_model(path)
 
-    def make_variable():
+    def create_variable():
         with STRATEGY.scope():
             keras.Variable(1.0)
 
@@ -467,12 +471,12 @@ def scenario_peer_ends(directory):
     (directory / f"pid-{RANK}").write_text(str(os.getpid()))
     consensus.wait_for_workers(STRATEGY, "begin")
     if victim == RANK:
-        time.sleep(0 if late else 2)  # later than the others, who wait already
+        time.sleep(0 if late else 2)  # until the others wait for it
         raise ValueError("the disk of this worker is full")
     if late:
         ended = pathlib.Path("/proc", (directory / f"pid-{victim}").read_text())
         wait_until(lambda: not ended.exists())
-    ways = {
+    operations = {
         "save": lambda: model.save(path),
         "save to one path": lambda: tf_dgc.saving.save_model(
             model, directory / ".keras"
@@ -484,33 +488,33 @@ def scenario_peer_ends(directory):
         "write": lambda: checkpoint.write(str(directory / f"d-{RANK}")),
         "restore": lambda: checkpoint.read(saved),
         "fit": train,
-        "make a variable": make_variable,
+        "make a variable": create_variable,
     }
-    return {name: what_it_raises(way) for name, way in ways.items()}
+    return {name: error_of(operation) for name, operation in operations.items()}
 
 
 def scenario_peer_leaves(directory):
-    """The last worker ends early, and by no error that anybody could be told of."""
+    """End the last worker early, without an error."""
     tf_dgc.prepare(STRATEGY)
     consensus.wait_for_workers(STRATEGY, "begin")
     if RANK == 1:
         sys.exit(3)
-    return what_it_raises(lambda: consensus.wait_for_workers(STRATEGY, "go on"))
+    return error_of(lambda: consensus.wait_for_workers(STRATEGY, "go on"))
 
 
-def what_it_raises(way):
-    """Return the kind of error, its text, and after how many seconds it came."""
+def error_of(operation):
+    """Return type and text of the error that it raises, and seconds until then."""
     start = time.monotonic()
     try:
-        way()
+        operation()
     except Exception as error:
         return [type(error).__name__, str(error), time.monotonic() - start]
 
 
 def scenario_divergence(directory):
-    """The last worker changes a weight by itself: first with a warning, then not."""
+    """Change a weight on the last worker, with a warning and then with an error."""
     x, y = make_data(64)
-    found = {}
+    errors = {}
     for choice in ("warn", "raise"):
         model = make_model(
             lambda choice=choice: tf_dgc.DGCOptimizer(
@@ -527,12 +531,12 @@ def scenario_divergence(directory):
         try:
             model.fit(x, y, **data)
         except (tf.errors.OpError, RuntimeError) as error:
-            found[choice] = str(error)
-    return found
+            errors[choice] = str(error)
+    return errors
 
 
 def scenario_predicts_alone(directory):
-    """A callback of the first worker alone, while the other one goes on to train."""
+    """Predict in a callback of the first worker while the other one trains."""
 
     class Predict(keras.callbacks.Callback):
         def on_epoch_end(self, epoch, logs=None):
@@ -543,7 +547,7 @@ def scenario_predicts_alone(directory):
 
 
 def scenario_gradients_of_one(directory):
-    """A loop of one's own, in which a variable has a gradient on the first worker."""
+    """Run a custom loop in which a variable has a gradient on the first worker only."""
     with STRATEGY.scope():
         both = keras.Variable(np.ones([40, 40]), name="both")
         alone = keras.Variable(np.ones([40, 40]), name="alone")
@@ -568,7 +572,7 @@ def scenario_gradients_of_one(directory):
 
 
 def scenario_gradients_of_one_stock(directory):
-    """By an optimizer of Keras, and a branch of the model."""
+    """Train by a Keras optimizer; a layer uses its weight on the first worker only."""
 
     class Branch(keras.layers.Layer):
         def build(self, shape):
@@ -585,7 +589,7 @@ def scenario_gradients_of_one_stock(directory):
 
 
 def scenario_other_function(directory):
-    """A reduction that only the first worker's function has."""
+    """Run a function that has a second reduction on the first worker only."""
     tf_dgc.prepare(STRATEGY)
 
     @tf.function
@@ -601,7 +605,7 @@ def scenario_other_function(directory):
 
 
 def longest_standstill(wait):
-    """Return how long another thread of Python stood still meanwhile, and the error."""
+    """Return the longest pause of another Python thread meanwhile, and the error."""
     ended = threading.Event()
     error = []
 
@@ -620,27 +624,27 @@ def longest_standstill(wait):
 
 
 def least_standstill(wait):
-    """Return it of three attempts, as a busy machine lets threads wait by itself."""
+    """Return the least of three attempts: a busy machine also makes threads wait."""
     return min(longest_standstill(lambda i=i: wait(str(i))) for i in range(3))
 
 
 def scenario_coordination(directory):
     coordination.publish(f"note {RANK}", f"größe {RANK}", 20)
     coordination.wait_at_barrier("all are here", 60)
-    found = {"notes": [coordination.lookup(f"note {rank}", 20) for rank in (0, 1)]}
+    results = {"notes": [coordination.lookup(f"note {rank}", 20) for rank in (0, 1)]}
     if RANK == 0:
         for name, wait in [
             ("set twice", lambda _: coordination.publish("note 0", "another", 20)),
             ("lookup", lambda name: coordination.lookup(name, 1)),
             ("barrier", lambda name: coordination.wait_at_barrier(name, 1)),
         ]:
-            found[name] = least_standstill(wait)
+            results[name] = least_standstill(wait)
         coordination.unpublish("note 0", 20)
         coordination.publish("note 0", "again", 20)
     coordination.wait_at_barrier("end", 60)
-    found["again"] = coordination.lookup("note 0", 20)
+    results["again"] = coordination.lookup("note 0", 20)
     coordination.wait_at_barrier("all have read", 60)
-    return found
+    return results
 
 
 def main(scenarios):

@@ -1,8 +1,8 @@
-"""Worker processes that need not import TensorFlow: forks of one that has.
+"""Worker processes forked from a process that has already imported TensorFlow.
 
-The imports take longer than most of what workers do in the tests. A nursery has done
-them and used nothing yet; each of its workers runs a script as `python script` does,
-to the end of the interpreter. Run as a file, this is the nursery.
+The imports take longer than most of the tests' work. Each worker runs a script as
+`python script` does, to the end of the interpreter. Run as a program, this file is the
+server.
 """
 
 import contextlib
@@ -20,8 +20,8 @@ import types
 _PR_SET_PDEATHSIG = 1  # of Linux's sys/prctl.h
 
 
-class Nursery:
-    """A process that starts workers; leaving the context ends it and them."""
+class ForkServer:
+    """A process that forks workers; leaving the context ends it and its workers."""
 
     def __init__(self):
         self._process = subprocess.Popen(
@@ -31,7 +31,7 @@ class Nursery:
             env={**os.environ, "PYTHONUNBUFFERED": "1"},
             start_new_session=True,
         )
-        self._begun = b""  # of a line
+        self._partial_line = b""
         self._pids = []
         self._codes = {}
 
@@ -43,12 +43,12 @@ class Nursery:
             self._process.stdin.close()
 
     def start(self, command, environment, log):
-        """Start a worker, which leads a session, and writes to a file.
+        """Start a worker in a session of its own.
 
         Args:
             command: path of a script, and its arguments.
             environment: all environment variables.
-            log: path of the file, which is appended to.
+            log: path of the file to which its output is appended.
         """
         request = {"command": command, "environment": environment, "log": log}
         self._process.stdin.write(json.dumps(request).encode() + b"\n")
@@ -68,14 +68,14 @@ class Nursery:
         return self._codes[pid]
 
     def _read(self, seconds):
-        """Take in what the nursery says, waiting so long for it at most."""
-        answers = self._process.stdout.fileno()
-        if not select.select([answers], [], [], seconds)[0]:
+        """Read the server's messages, waiting at most this long for one."""
+        output = self._process.stdout.fileno()
+        if not select.select([output], [], [], seconds)[0]:
             return
-        said = os.read(answers, 4096)
-        if not said:
-            raise RuntimeError("the nursery has ended")
-        *lines, self._begun = (self._begun + said).split(b"\n")
+        data = os.read(output, 4096)
+        if not data:
+            raise RuntimeError("the fork server has ended")
+        *lines, self._partial_line = (self._partial_line + data).split(b"\n")
         for line in lines:
             pid, code = json.loads(line)
             if code is None:
@@ -85,21 +85,21 @@ class Nursery:
 
 
 class Worker:
-    """What `worker_processes.end` needs of a `Popen`."""
+    """A forked worker, with the part of `Popen` that `worker_processes` uses."""
 
     stdin = None
 
-    def __init__(self, nursery, pid):
-        self._nursery = nursery
+    def __init__(self, server, pid):
+        self._server = server
         self.pid, self.returncode = pid, None
 
     def wait(self, timeout):
         try:
-            self.returncode = self._nursery.wait(self.pid, timeout)
+            self.returncode = self._server.wait(self.pid, timeout)
         except subprocess.TimeoutExpired:
             with contextlib.suppress(ProcessLookupError):
                 os.kill(self.pid, signal.SIGUSR1)
-                time.sleep(1.0)  # until it is written
+                time.sleep(1.0)  # until the worker has written its stacks
             raise
         return self.returncode
 
@@ -108,47 +108,48 @@ class Worker:
 
 
 def serve():
-    """Fork a worker for each line of standard input; return there what it is to run.
+    """Fork a worker for each line of standard input; return its command in the worker.
 
-    Says `[pid, null]` when a worker was started, and `[pid, exit code]` when it ended.
+    Prints `[pid, null]` when a worker starts, and `[pid, exit code]` when it ends.
     """
-    own, read = os.getpid(), b""
-    ends = {}  # of workers: a descriptor that can be read then
+    server = os.getpid()
+    partial_line = b""
+    pids = {}  # by a descriptor that becomes readable when the worker ends
     while True:
-        for ready in select.select([0, *ends], [], [])[0]:
+        for ready in select.select([0, *pids], [], [])[0]:
             if ready == 0:
                 chunk = os.read(0, 1 << 16)
                 if not chunk:
                     sys.exit()  # and the kernel ends the workers
-                *requests, read = (read + chunk).split(b"\n")
+                *requests, partial_line = (partial_line + chunk).split(b"\n")
                 for request in requests:
                     pid = os.fork()
                     if not pid:
-                        return become(own, **json.loads(request))
-                    ends[os.pidfd_open(pid)] = pid
-                    say(pid, None)
+                        return become_worker(server, **json.loads(request))
+                    pids[os.pidfd_open(pid)] = pid
+                    report(pid, None)
             else:
-                pid = ends.pop(ready)
+                pid = pids.pop(ready)
                 os.close(ready)
-                say(pid, os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]))
+                report(pid, os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]))
 
 
-def say(pid, code):
+def report(pid, code):
     print(json.dumps([pid, code]), flush=True)
 
 
-def become(nursery, command, environment, log):
-    """Make this process, just forked, what a shell would have started."""
+def become_worker(server, command, environment, log):
+    """Set up this forked process as if a shell had started it."""
     ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, int(signal.SIGKILL))
-    if os.getppid() != nursery:
-        sys.exit("the nursery is gone")
+    if os.getppid() != server:
+        sys.exit("the fork server has ended")
     os.setsid()
     os.environ.clear()
     os.environ.update(environment)
     with open(os.devnull) as nothing, open(log, "a") as output:
         for stream, descriptor in enumerate([nothing, output, output]):
             os.dup2(descriptor.fileno(), stream)
-    faulthandler.register(signal.SIGUSR1)  # of who hangs: where all threads are
+    faulthandler.register(signal.SIGUSR1)  # prints the stacks of a worker that hangs
     return command
 
 

@@ -1,4 +1,4 @@
-"""`tf_dgc.advise`: a model is timed and left as it was, and every way has a row."""
+"""`tf_dgc.advise`: timing leaves the model unchanged; each method gets a row."""
 
 import dataclasses
 import json
@@ -29,7 +29,7 @@ def make_model():
 @pytest.mark.parametrize(
     "methods", [["dgc"], pytest.param(timing.DEFAULT, marks=pytest.mark.slow)]
 )
-def test_advise(methods):
+def test_rows_and_sentences(methods):
     model = make_model()
     model.compile(keras.optimizers.SGD(0.1, momentum=0.9), "mse")
     before = [np.array(v) for v in model.variables]
@@ -55,29 +55,31 @@ def test_advise(methods):
     assert json.loads(json.dumps(advice.record()))["rows"] == rows
 
 
-def test_slow_links_are_compressed_for_and_others_not():
-    asks = {"methods": ["float16"], "num_workers": 2, **QUICK}
-    slow = tf_dgc.advise(make_model(), bandwidth="10kbit", latency=0, **asks)
+def test_compression_is_advised_on_slow_links_only():
+    arguments = {"methods": ["float16"], "num_workers": 2, **QUICK}
+    slow = tf_dgc.advise(make_model(), bandwidth="10kbit", latency=0, **arguments)
     assert slow.best(2).name == "float16"
-    said = slow.sentences()[0]
-    assert 'tf_dgc.CompressedOptimizer(optimizer, "float16")' in said
+    sentence = slow.sentences()[0]
+    assert 'tf_dgc.CompressedOptimizer(optimizer, "float16")' in sentence
     dense, half = (p.timing for p in slow.predictions[2])
     links = tf_dgc.collectives.LinkSpeeds(1e-9, 1e-9, 1e-15)
-    timed = [dense, half._replace(seconds=dense.seconds)]
-    found = {2: [prediction.predict_step(t, 2, links) for t in timed]}
+    timings = [dense, half._replace(seconds=dense.seconds)]
+    predictions = {2: [prediction.predict_step(t, 2, links) for t in timings]}
     unknown = "faster links cannot be predicted"
-    fast = dataclasses.replace(slow, predictions=found, links=links)
-    for turn, then in (
+    fast = dataclasses.replace(slow, predictions=predictions, links=links)
+    for turning_point, text in (
         (0.0, "at any bandwidth."),
         (2e8, "from 200 Mbit/s on."),
         (math.inf, f"at no bandwidth up to 3.5 Gbit/s; {unknown}."),
     ):
-        said = dataclasses.replace(fast, turning_points={2: turn}).sentences()
-        assert said == [f"2 workers: do not compress. Dense is advised {then}"]
+        advice = dataclasses.replace(fast, turning_points={2: turning_point})
+        assert advice.sentences() == [
+            f"2 workers: do not compress. Dense is advised {text}"
+        ]
 
 
-def test_own_data_and_own_optimizer():
-    class Own(keras.Model):
+def test_subclassed_model_needs_data():
+    class Subclassed(keras.Model):
         def __init__(self):
             super().__init__()
             self.dense = keras.layers.Dense(4)
@@ -85,19 +87,19 @@ def test_own_data_and_own_optimizer():
         def call(self, x):
             return self.dense(x)
 
-    model = Own()
+    model = Subclassed()
     model(tf.ones([2, 3]))
     sgd = keras.optimizers.SGD(0.1)
     model.compile(tf_dgc.DGCOptimizer(sgd), "mse")
-    asks = {"num_workers": 1, "methods": ["dgc 0.9"], **QUICK}
+    arguments = {"num_workers": 1, "methods": ["dgc 0.9"], **QUICK}
     with pytest.raises(ValueError, match="pass a batch of yours as `data`"):
-        tf_dgc.advise(model, **asks)
-    advice = tf_dgc.advise(model, data=tf.ones([2, 3]), **asks)
+        tf_dgc.advise(model, **arguments)
+    advice = tf_dgc.advise(model, data=tf.ones([2, 3]), **arguments)
     assert [r["method"] for r in advice.rows()] == ["dense", "dgc 0.9"]
     assert advice.sentences() == []
 
 
-def test_the_optimizer_that_is_wrapped_is_the_users_own():
+def test_user_optimizer_is_unwrapped():
     sgd = keras.optimizers.SGD(0.25, gradient_accumulation_steps=2)
     scaled = keras.optimizers.LossScaleOptimizer
     for optimizer in (
@@ -115,7 +117,7 @@ def test_the_optimizer_that_is_wrapped_is_the_users_own():
 
 
 @pytest.mark.parametrize(
-    ("asks", "message"),
+    ("arguments", "message"),
     [
         ({"methods": ["zip"]}, r"`methods` must be of .*Received: 'zip'"),
         ({"methods": ["dgc much"]}, r"Received: 'dgc much'"),
@@ -134,22 +136,21 @@ def test_the_optimizer_that_is_wrapped_is_the_users_own():
         ({"methods": "zip"}, r"Received: 'zip'"),
     ],
 )
-def test_what_cannot_be(asks, message, monkeypatch):
-    """It is said before anything is timed."""
+def test_wrong_arguments_raise_before_timing(arguments, message, monkeypatch):
     monkeypatch.setattr(advise.timing, "time_steps", pytest.fail)
     with pytest.raises(ValueError, match=message):
-        tf_dgc.advise(make_model(), **asks)
+        tf_dgc.advise(make_model(), **arguments)
 
 
-def test_made_up_batches():
+def test_create_batch():
     ids = advise.create_batch(make_model(), 3)
     assert ids.shape == (3, 6)
     assert ids.dtype == tf.int32
     assert 10 < tf.reduce_max(ids) < 50
     image = keras.Input((4, 4, 3), dtype="float16", name="a")
     pair = keras.Model({"a": image, "b": keras.Input((2,), name="b")}, image)
-    made = advise.create_batch(pair, 5)
-    assert {k: (v.shape.as_list(), v.dtype.name) for k, v in made.items()} == {
+    batch = advise.create_batch(pair, 5)
+    assert {k: (v.shape.as_list(), v.dtype.name) for k, v in batch.items()} == {
         "a": ([5, 4, 4, 3], "float16"),
         "b": ([5, 2], "float32"),
     }
@@ -169,22 +170,22 @@ def make_text_model():
     return keras.Model(texts, keras.layers.Dense(1)(x), name="texts")
 
 
-def test_models_of_texts():
+def test_text_models():
     model = make_text_model()
     texts = advise.create_batch(model, 3, 9).numpy()
     assert texts.shape == (3, 1)
     words = [text.decode().split() for text in texts[:, 0]]
-    assert [len(some) for some in words] == [9, 9, 9]
-    assert {word for some in words for word in some} == {"and", "or", "not"}
+    assert [len(text) for text in words] == [9, 9, 9]
+    assert {word for text in words for word in text} == {"and", "or", "not"}
     lookup = keras.layers.StringLookup(vocabulary=["a", "b"])
-    word = keras.Input((2,), dtype="string")
-    made = advise.create_batch(keras.Model(word, lookup(word)), 50).numpy()
-    assert set(made.ravel()) == {b"a", b"b"}
-    asks = {"num_workers": 2, "methods": "dgc 0.9", **QUICK}
-    assert len(tf_dgc.advise(model, **asks).rows()) == 2
+    pair = keras.Input((2,), dtype="string")
+    batch = advise.create_batch(keras.Model(pair, lookup(pair)), 50).numpy()
+    assert set(batch.ravel()) == {b"a", b"b"}
+    advice = tf_dgc.advise(model, num_workers=2, methods="dgc 0.9", **QUICK)
+    assert len(advice.rows()) == 2
 
 
-def test_one_of_several_workers_takes_steps_of_its_own(monkeypatch):
+def test_one_of_several_workers_can_call_it_alone(monkeypatch):
     monkeypatch.setenv("TF_CONFIG", CLUSTER)
     assert tf_dgc.advise(make_model(), num_workers=2, methods="dgc", **QUICK).rows()
 
@@ -192,38 +193,39 @@ def test_one_of_several_workers_takes_steps_of_its_own(monkeypatch):
 def test_command_line(tmp_path, capsys):
     path, rows = tmp_path / "model.keras", tmp_path / "rows.json"
     make_model().save(path)
-    asks = [str(path), "--workers=2,3", "--methods=float16", f"--json={rows}"]
-    asks += ["--batch-size=2", "--seconds=0.1", f"--html={tmp_path / 'page.html'}"]
-    assert main.main(["advise", *asks]) == 0
-    said = capsys.readouterr().out
-    assert said.startswith("small, batches of 2 for each worker:")
-    assert "2 workers: " in said
-    found = json.loads(rows.read_text())
-    assert [(r["workers"], r["method"]) for r in found["rows"]] == [
+    arguments = [str(path), "--workers=2,3", "--methods=float16", f"--json={rows}"]
+    arguments += ["--batch-size=2", "--seconds=0.1"]
+    arguments += [f"--html={tmp_path / 'page.html'}"]
+    assert main.main(["advise", *arguments]) == 0
+    output = capsys.readouterr().out
+    assert output.startswith("small, batches of 2 for each worker:")
+    assert "2 workers: " in output
+    record = json.loads(rows.read_text())
+    assert [(r["workers"], r["method"]) for r in record["rows"]] == [
         (n, m) for n in (2, 3) for m in ("dense", "float16")
     ]
-    assert [text for text in found["advice"] if text not in said] == []
-    assert found["turning_points"].keys() == {"2", "3"}
-    assert found["links"]["round_trip"] == 2e-4
+    assert [text for text in record["advice"] if text not in output] == []
+    assert record["turning_points"].keys() == {"2", "3"}
+    assert record["links"]["round_trip"] == 2e-4
 
     page = (tmp_path / "page.html").read_text()
-    assert page.count("<svg") == 3  # bars of each number of workers, and curves
+    assert page.count("<svg") == 3  # bars for each number of workers, and curves
     for text in ("small, batches of 2", "bandwidth (3 workers)", "per_byte"):
         assert text in page
     assert page.count("<tr class=marked>") == 2
 
 
 def test_measured_links(strategies, monkeypatch):
-    """As if these replicas were processes: all count, and the slowest one."""
-    shared, share = [], autotune.share_slowest
+    """Links and steps are measured by all workers; the slowest result counts."""
+    shared, share_slowest = [], autotune.share_slowest
 
-    def twice(numbers):
+    def share_doubled(numbers):
         shared.append(numbers)
-        return (yield from share([2 * number for number in numbers]))
+        return (yield from share_slowest([2 * number for number in numbers]))
 
-    monkeypatch.setattr(autotune, "share_slowest", twice)
-    asks = {"methods": ["float16"], **QUICK}
-    advice = tf_dgc.advise(make_model(), strategy=strategies[2], **asks)
+    monkeypatch.setattr(autotune, "share_slowest", share_doubled)
+    arguments = {"methods": ["float16"], **QUICK}
+    advice = tf_dgc.advise(make_model(), strategy=strategies[2], **arguments)
     assert advice.predictions.keys() == {2}
     assert advice.turning_points.keys() == {2}
     assert "Dense is advised " in advice.sentences()[0]
@@ -232,7 +234,7 @@ def test_measured_links(strategies, monkeypatch):
     alone = [p.timing.seconds for p in advice.predictions[2]]
     assert alone == [2 * number for number in shared[-1]]
     with pytest.raises(ValueError, match=r"`strategy` must have two or more workers"):
-        tf_dgc.advise(make_model(), strategy=strategies[1], **asks)
+        tf_dgc.advise(make_model(), strategy=strategies[1], **arguments)
 
 
 @pytest.mark.slow
@@ -247,12 +249,12 @@ def test_workers_measure_their_links(tmp_path):
     finished = programs.run([*command, "--batch-size=2", "--seconds=0.2"], merged=True)
     assert finished.returncode == 0, finished.stdout
     assert finished.stdout.count("small, batches of 2 for each worker:") == 1
-    found = json.loads(rows.read_text())["rows"]
-    assert [(r["workers"], r["method"]) for r in found] == [
+    records = json.loads(rows.read_text())["rows"]
+    assert [(r["workers"], r["method"]) for r in records] == [
         (2, "dense"),
         (2, "float16"),
     ]
-    assert all(r["step_ms"] > r["alone_ms"] for r in found)
+    assert all(r["step_ms"] > r["alone_ms"] for r in records)
 
 
 MODULE = """
@@ -281,38 +283,40 @@ WIDTH = 3
 
 @pytest.fixture
 def directory(tmp_path, monkeypatch):
-    """Enter a directory with modules, which a console script does not look in."""
+    """Change to a directory with modules that is not in `sys.path`."""
     (tmp_path / "own_models.py").write_text(MODULE)
     (tmp_path / "broken_models.py").write_text("import nosuchpackage")
     monkeypatch.chdir(tmp_path)
-    inside = [path for path in sys.path if path not in ("", str(tmp_path))]
-    monkeypatch.setattr(sys, "path", inside)
+    paths = [path for path in sys.path if path not in ("", str(tmp_path))]
+    monkeypatch.setattr(sys, "path", paths)
     yield
     keras.saving.get_custom_objects().pop("Custom>Own", None)
     for name in ("own_models", "broken_models"):
         sys.modules.pop(name, None)
 
 
-QUICKLY = ["--workers=2", "--methods=float16", "--batch-size=2", "--seconds=0.1"]
+QUICK_FLAGS = ["--workers=2", "--methods=float16", "--batch-size=2", "--seconds=0.1"]
 
 
-@pytest.mark.parametrize("how", [["own_models.build"], ["--model", "own_models.build"]])
-def test_a_function_in_this_directory(directory, how, capsys):
-    assert main.main(["advise", *how, "--length=5", *QUICKLY]) == 0
+@pytest.mark.parametrize(
+    "model", [["own_models.build"], ["--model", "own_models.build"]]
+)
+def test_function_in_the_current_directory(directory, model, capsys):
+    assert main.main(["advise", *model, "--length=5", *QUICK_FLAGS]) == 0
     assert capsys.readouterr().out.startswith("own, batches of 2")
 
 
-def test_a_file_with_a_layer_of_its_own(directory, capsys):
-    made = {"__name__": "own_models"}
-    exec(MODULE, made)
-    made["build"]().save("own.keras")
+def test_file_with_a_custom_layer_needs_import(directory, capsys):
+    module = {"__name__": "own_models"}
+    exec(MODULE, module)
+    module["build"]().save("own.keras")
     keras.saving.get_custom_objects().pop("Custom>Own")
-    asks = ["advise", "own.keras", "--length=5", *QUICKLY]
+    arguments = ["advise", "own.keras", "--length=5", *QUICK_FLAGS]
     with pytest.raises(SystemExit, match=r"cannot be loaded.*--import"):
-        main.main(asks)
+        main.main(arguments)
     with pytest.raises(SystemExit, match=r"no module of that name.*nothing_there"):
-        main.main([*asks, "--import", "nothing_there"])
-    assert main.main([*asks, "--import", "own_models"]) == 0
+        main.main([*arguments, "--import", "nothing_there"])
+    assert main.main([*arguments, "--import", "own_models"]) == 0
     assert capsys.readouterr().out.startswith("own, batches of 2")
 
 
@@ -324,16 +328,15 @@ CLUSTER = json.dumps(
 )
 
 
-def test_several_workers_are_asked_whether_they_measure(monkeypatch, capsys):
-    """Or all would time their steps at once."""
+def test_several_workers_without_measure_raise(monkeypatch, capsys):
+    """All workers would time their steps at once."""
     monkeypatch.setenv("TF_CONFIG", CLUSTER)
-    asks = ["advise", "keras.applications.MobileNetV3Small"]
     with pytest.raises(SystemExit, match=r"names 2 workers\. Pass --measure"):
-        main.main(asks)
+        main.main(["advise", "keras.applications.MobileNetV3Small"])
 
 
 @pytest.mark.parametrize(
-    ("asks", "message"),
+    ("arguments", "message"),
     [
         ([], "give one model"),
         (["a.keras", "--model=b.keras"], "give one model"),
@@ -345,9 +348,9 @@ def test_several_workers_are_asked_whether_they_measure(monkeypatch, capsys):
         (["a.keras", "--seconds=soon"], "must be a number above 0"),
     ],
 )
-def test_options_that_cannot_be(asks, message, capsys):
+def test_wrong_options_raise(arguments, message, capsys):
     with pytest.raises(SystemExit):
-        main.main(["advise", *asks])
+        main.main(["advise", *arguments])
     assert message in capsys.readouterr().err
 
 
@@ -369,18 +372,18 @@ def test_options_that_cannot_be(asks, message, capsys):
         ("no_models.build", "name of a function"),
     ],
 )
-def test_modules_without_a_model(directory, model, message):
+def test_module_without_a_model_raises(directory, model, message):
     with pytest.raises(SystemExit, match=message):
         main.main(["advise", model])
 
 
 @pytest.mark.parametrize("option", ["--json", "--html"])
-def test_files_that_cannot_be_written(directory, option, monkeypatch, tmp_path):
-    """It is said before anything is timed, and nothing is left of the other one."""
+def test_unwritable_file_raises(directory, option, monkeypatch, tmp_path):
+    """It raises before anything is timed and leaves no other output file."""
     monkeypatch.setattr(advise.timing, "time_steps", pytest.fail)
     files = ["--json=fine.json", "--html=fine.html", f"{option}=none/file"]
     with pytest.raises(SystemExit, match="No such file or directory: 'none/file'"):
-        main.main(["advise", "own_models.build", "--length=5", *files, *QUICKLY])
+        main.main(["advise", "own_models.build", "--length=5", *files, *QUICK_FLAGS])
     assert not list(tmp_path.glob("fine.*"))
 
 
@@ -391,6 +394,6 @@ def test_files_that_cannot_be_written(directory, option, monkeypatch, tmp_path):
         ("plain", "name of a function"),
     ],
 )
-def test_command_line_without_a_model(model, message):
+def test_unknown_model_raises(model, message):
     with pytest.raises(SystemExit, match=message):
         main.main(["advise", model])
