@@ -22,17 +22,17 @@ def test_by_hand():
     # the maximum, 1.75, though G is not.
     (total,) = simulation.step([[[0.0, -0.5, -2.0, 0.25]]])
     np.testing.assert_array_equal(total, [1.375, 0.0, -1.375, 1.375])
-    kept = [-0.375, 0.5, 0.375, 0.375]
-    np.testing.assert_array_equal(simulation.residual[0][0], kept)
+    residual = [-0.375, 0.5, 0.375, 0.375]
+    np.testing.assert_array_equal(simulation.residual[0][0], residual)
 
 
-def test_without_a_soft_threshold_the_maxima_go():
+def test_without_a_soft_threshold_only_maxima_are_sent():
     simulation = Simulation(AdaComp(bin_size=2, scale=1.0), [(4,)], 1)
     (total,) = simulation.step([[[4.0, 1.0, -1.5, -2.0]]])
     np.testing.assert_array_equal(total, [3.0, 0.0, 0.0, -3.0])
 
 
-def test_what_does_not_fit_stays():
+def test_entries_beyond_the_capacity_stay_in_the_residual():
     """Factors over the maxima are 2, 0.5, 2 and 1.5; two places."""
     simulation = Simulation(AdaComp(bin_size=2, per_bin=1.0), [(4,)], 1)
     (total,) = simulation.step([[[4.0, 1.0, -2.0, -1.5]]])
@@ -78,7 +78,7 @@ def test_equals_loops(width, per_bin):
 
 
 def test_without_error_feedback():
-    """Nothing is kept, so H is twice the gradient in every step."""
+    """The residual is 0, so H is twice the gradient in every step."""
     simulation = Simulation(AdaComp(bin_size=2), [(4,)], 1, error_feedback=False)
     for _ in range(2):
         (total,) = simulation.step([[[4.0, 1.0, -2.0, -1.5]]])
@@ -97,7 +97,7 @@ def test_without_error_feedback():
     ],
 )
 def test_in_the_optimizer(feedback, momentum, expected):
-    """It tells the gradient from the residual, under momentum correction, too."""
+    """H uses the gradient without the residual, also with momentum correction."""
     optimizer = tf_dgc.CompressedOptimizer(
         keras.optimizers.SGD(1.0, momentum=momentum),
         AdaComp(bin_size=2),
@@ -118,7 +118,7 @@ def test_zeros_are_not_sent():
 
 
 def test_bytes():
-    """Convolutions: 90 places among 900 + 90, 3 low bits each; others 10, 6 bits."""
+    """Convolution: 90 places among 900 + 90, 3 low bits each; matrix: 10, 6 bits."""
     for shape, words in (
         ((3, 3, 10, 10), 9 + 7 + 1 + 3),  # 270 bits, 90 + (989 >> 3), mean, signs
         ((30, 30), 2 + 1 + 1 + 1),  # 60 bits, 10 + (909 >> 6), mean, signs

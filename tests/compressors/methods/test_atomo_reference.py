@@ -11,7 +11,7 @@ from tf_dgc.testing import Simulation
 
 
 def algorithm_1(scales, budget):
-    """As the paper writes it, recursively."""
+    """The paper's recursion."""
     scales = np.asarray(scales, float)
     if not scales.any():
         return np.zeros(len(scales))
@@ -38,7 +38,7 @@ def sent_in_turn(budget, matrix, keys_per_tensor):
 
 
 def with_scales(scales, rows=9, columns=8, seed=0):
-    """Return a matrix of these singular values, and its components."""
+    """Return a matrix with these singular values, and its singular vectors."""
     rng = np.random.default_rng(seed)
     u = np.linalg.qr(rng.normal(size=(rows, columns)))[0][:, : len(scales)]
     v = np.linalg.qr(rng.normal(size=(columns, columns)))[0][:, : len(scales)]
@@ -57,8 +57,8 @@ def with_scales(scales, rows=9, columns=8, seed=0):
     ],
 )
 def test_probabilities_by_hand(scales, budget, expected):
-    found = probabilities(tf.constant(scales, tf.float64), budget)
-    np.testing.assert_allclose(found, expected, atol=1e-12)
+    result = probabilities(tf.constant(scales, tf.float64), budget)
+    np.testing.assert_allclose(result, expected, atol=1e-12)
     np.testing.assert_allclose(algorithm_1(scales, budget), expected, atol=1e-12)
 
 
@@ -68,14 +68,14 @@ def test_probabilities_equal_algorithm_1():
         size = int(rng.integers(2, 12))
         scales = np.sort(np.exp(3 * rng.normal(size=size)))[::-1].copy()
         budget = int(rng.integers(1, size))
-        found = probabilities(tf.constant(scales), budget).numpy()
-        np.testing.assert_allclose(found, algorithm_1(scales, budget), rtol=1e-9)
-        assert found.sum() == pytest.approx(budget)
+        result = probabilities(tf.constant(scales), budget).numpy()
+        np.testing.assert_allclose(result, algorithm_1(scales, budget), rtol=1e-9)
+        assert result.sum() == pytest.approx(budget)
 
 
 @pytest.mark.parametrize("keys_per_tensor", rows([100, 300], [100]))
-def test_draws_components_with_their_odds(keys_per_tensor):
-    """Each is sent as lambda / p, or not at all, and two of them at a time."""
+def test_draws_components_with_their_probabilities(keys_per_tensor):
+    """Each component is sent as lambda / p or not at all, two of them in each draw."""
     scales = np.array([4.0, 2.2, 1.4, 0.4])
     matrix, u, v = with_scales(scales)
     odds = scales / 4
@@ -90,7 +90,7 @@ def test_draws_components_with_their_odds(keys_per_tensor):
 
 @pytest.mark.parametrize("keys_per_tensor", rows([100, 400], [100]))
 def test_variance_is_that_of_the_paper(keys_per_tensor):
-    """`sum of lambda_i^2 (1 / p_i - 1)`, as with independent draws."""
+    """It is `sum of lambda_i^2 (1 / p_i - 1)`, as with independent draws."""
     scales = np.array([5.0, 3.0, 2.0, 1.0, 0.5])
     matrix, _, _ = with_scales(scales)
     errors = np.sum((sent_by(2, matrix, keys_per_tensor) - matrix) ** 2, axis=(1, 2))
@@ -100,8 +100,8 @@ def test_variance_is_that_of_the_paper(keys_per_tensor):
 
 @pytest.mark.parametrize("shape", [(40, 24), (24, 40)])
 @pytest.mark.parametrize("keys_per_tensor", rows([300, 3000], [300]))
-def test_what_lies_beside_the_subspace_is_sent_too(shape, keys_per_tensor):
-    """Of 24 equal components it has 10; each arrives, by 5 deviations of its mean."""
+def test_components_outside_the_subspace_are_unbiased_too(shape, keys_per_tensor):
+    """The subspace has 10 of 24 equal components; means are right to 5 deviations."""
     scales = np.ones(24)
     matrix, u, v = with_scales(scales, 40, 24)
     matrix = matrix if shape == matrix.shape else matrix.T
@@ -119,7 +119,7 @@ def test_what_lies_beside_the_subspace_is_sent_too(shape, keys_per_tensor):
 
 
 def test_variance_is_nearly_that_of_the_paper_if_the_subspace_is_small():
-    """Components fall off as those of gradients do."""
+    """With singular values that decay like those of gradients."""
     scales = 1 / np.arange(1, 41)
     matrix, _, _ = with_scales(scales, 60, 40)
     errors = np.sum((sent_in_turn(3, matrix, 300) - matrix) ** 2, axis=(1, 2))
@@ -127,7 +127,7 @@ def test_variance_is_nearly_that_of_the_paper_if_the_subspace_is_small():
     assert 0.9 * expected < errors.mean() < 1.1 * expected
 
 
-def test_a_matrix_of_low_rank_arrives_exactly():
+def test_low_rank_matrix_is_exact():
     matrix, _, _ = with_scales(np.array([3.0, 1.0]), 20, 15)
     simulation = Simulation(ATOMO(3), [(20, 15)], 2, "float64")
     (total,) = simulation.step([[matrix], [2 * matrix]])
@@ -135,7 +135,7 @@ def test_a_matrix_of_low_rank_arrives_exactly():
 
 
 def test_bytes():
-    """Three components of 70 numbers; or all 25 entries, which are fewer."""
+    """Three components of 70 numbers, or all 25 entries if they are fewer."""
     for shape, entries in (((40, 30), 210), ((5, 8, 30), 210), ((5, 5), 25)):
         simulation = Simulation("atomo", [shape], 1)
         simulation.step([[np.ones(shape)]])

@@ -18,24 +18,24 @@ def test_matches_numpy(chunk, per_chunk, size):
     residual = np.zeros([2, size])
     rng = np.random.default_rng(0)
     for _ in range(4):
-        # Chunks of unequal sizes, which have scales of their own.
+        # Chunks of different magnitude, which have different scales.
         gradients = rng.normal(size=[2, size]) * 10.0 ** -(np.arange(size) // chunk)
         (total,) = simulation.step([[g] for g in gradients])
-        wanted = 0.75 * residual + gradients
-        sent = np.stack([reference(w, chunk, per_chunk) for w in wanted])
-        residual = wanted - sent
+        corrected = 0.75 * residual + gradients
+        sent = np.stack([reference(c, chunk, per_chunk) for c in corrected])
+        residual = corrected - sent
         np.testing.assert_allclose(total, sent.sum(axis=0), rtol=1e-12, atol=1e-15)
-        mine = [worker[0] for worker in simulation.residual]
-        np.testing.assert_allclose(mine, residual, rtol=1e-12, atol=1e-15)
+        residuals = [worker[0] for worker in simulation.residual]
+        np.testing.assert_allclose(residuals, residual, rtol=1e-12, atol=1e-15)
 
 
-def test_what_it_takes():
-    """At most 1/210 of float32, of a million entries."""
+def test_bytes():
+    """A million entries take at most 1/210 of float32."""
     method = ChunkedTopK()
     assert method.bytes((1024, 1024), "float32") * 210 <= 4 * 2**20
 
 
-def test_no_place_is_favoured_among_equal_ones():
+def test_positions_of_equal_entries_are_chosen_evenly():
     method = ChunkedTopK(chunk=20, per_chunk=5)
     simulation = Simulation(method, [(100,)], 1, compiled=True)
     counts = np.zeros(100)

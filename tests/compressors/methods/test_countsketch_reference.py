@@ -20,12 +20,12 @@ def matrices(cells, seeds):
 
 
 def estimate(rows, table):
-    """Return the median over rows of each entry's cell with its sign."""
+    """Return the median over rows of each entry's signed cell."""
     return np.median(np.einsum("rcn,rc->rn", rows, table), axis=0)
 
 
 def check_largest(chosen, values, k):
-    """Check positions; estimates that are one and the same cell are equal."""
+    """Check positions; entries that share a cell have equal estimates."""
     assert chosen.size == k
     others = np.delete(np.abs(values), chosen)
     assert np.abs(values[chosen]).min() >= others.max() * (1 - 1e-12)
@@ -48,17 +48,17 @@ def test_a_sketch_has_one_signed_cell_per_row_and_entry():
 
 @pytest.mark.parametrize("num_rows", rows([1, 3, 5, 7], [1, 3]))
 def test_estimates_are_medians(num_rows):
-    drawn = seeds("shared", 0, num_rows)
-    rows = matrices(12, drawn)
+    row_seeds = seeds("shared", 0, num_rows)
+    rows = matrices(12, row_seeds)
     values = np.random.default_rng(0).normal(size=SIZE)
-    sketch = Sketch(SIZE, 12, drawn)
+    sketch = Sketch(SIZE, 12, row_seeds)
     table = sketch.of(tf.constant(values))
     np.testing.assert_allclose(table, np.einsum("rcn,n->rc", rows, values), atol=1e-12)
     np.testing.assert_allclose(sketch.estimates(table), estimate(rows, table))
 
 
 def test_two_rounds():
-    """The positions are those of the sum's estimates, the values exact."""
+    """Positions come from the estimates of the sum; values are exact."""
     rng = np.random.default_rng(0)
     simulation = Simulation(CountSketch(0.95, 3, 0.1), [(15, 20)], 3, "float64")
     residual = np.zeros((3, SIZE))
@@ -75,13 +75,13 @@ def test_two_rounds():
         residual[:, chosen] = 0
         np.testing.assert_allclose(total.ravel(), expected, atol=1e-12)
         for worker in range(3):
-            kept = simulation.residual[worker][0].ravel()
-            np.testing.assert_allclose(kept, residual[worker], atol=1e-12)
+            result = simulation.residual[worker][0].ravel()
+            np.testing.assert_allclose(result, residual[worker], atol=1e-12)
 
 
 @pytest.mark.parametrize("momentum", [0.0, 0.9])
 def test_fetchsgd(momentum):
-    """Algorithm 1 with a learning rate of 1, as matrices; touched cells become 0."""
+    """Algorithm 1 with a learning rate of 1; cells of sent entries become 0."""
     rng = np.random.default_rng(0)
     compressor = CountSketch(0.95, 3, 0.1, second_round=False, momentum=momentum)
     simulation = Simulation(compressor, [(15, 20)], 3, "float64")
@@ -94,10 +94,10 @@ def test_fetchsgd(momentum):
         velocity = momentum * velocity + table
         error = error + velocity
         update = np.zeros(SIZE)
-        found = estimate(rows, error)
+        estimates = estimate(rows, error)
         chosen = np.flatnonzero(total)
-        check_largest(chosen, found, 15)
-        update[chosen] = found[chosen]
+        check_largest(chosen, estimates, 15)
+        update[chosen] = estimates[chosen]
         touched = np.abs(rows[:, :, chosen]).sum(axis=2) > 0
         error[touched] = 0
         velocity[touched] = 0
@@ -107,8 +107,8 @@ def test_fetchsgd(momentum):
             np.testing.assert_allclose(state["error"], error, atol=1e-9)
 
 
-def test_finds_what_is_large_in_the_sum_only():
-    """No worker's own largest entries: these cancel out."""
+def test_finds_entries_that_are_large_in_the_sum_only():
+    """Each worker's largest entries cancel out."""
     rng = np.random.default_rng(0)
     size, hidden = 10_000, [17, 4000, 9999]
     opposite = 100 * rng.normal(size=size)
@@ -121,7 +121,7 @@ def test_finds_what_is_large_in_the_sum_only():
     np.testing.assert_allclose(total[hidden], 100, atol=0.1)
 
 
-def test_a_fixed_draw_does_not_change():
+def test_fixed_keys_do_not_depend_on_step_and_worker():
     first, second = (
         RandomKeys(0, tf.constant(s, tf.int64), 3, s).fixed(1) for s in (0, 9)
     )
@@ -133,7 +133,7 @@ def test_a_fixed_draw_does_not_change():
 
 
 def test_bytes():
-    """5 rows of 20 cells and 10 entries; a flag in each round."""
+    """5 rows of 20 cells, 10 entries, and a flag per round."""
     for settings, numbers, rounds in (
         ({}, 5 * 20 + 10, 2),
         ({"second_round": False}, 5 * 20, 1),

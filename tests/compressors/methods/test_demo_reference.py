@@ -29,7 +29,7 @@ def wave(shape, k, q):
 
 
 def fast_part(momentum, side, number):
-    """Return what one worker sends of a matrix."""
+    """Return one worker's contribution of a matrix."""
     rows, columns = momentum.shape
     height, width = min(side, rows), min(side, columns)
     sent = np.zeros([rows + side, columns + side])
@@ -38,10 +38,11 @@ def fast_part(momentum, side, number):
     corners = itertools.product(range(0, rows, height), range(0, columns, width))
     for top, left in corners:
         part = np.s_[top : top + height, left : left + width]
-        tile, waves = padded[part], itertools.product(range(height), range(width))
-        found = {(k, q): component(tile, k, q) for k, q in waves}
-        best = sorted(found, key=lambda at: -abs(found[at]))[:number]
-        sent[part] = sum(found[at] * wave(tile.shape, *at) for at in best)
+        tile = padded[part]
+        frequencies = itertools.product(range(height), range(width))
+        components = {(k, q): component(tile, k, q) for k, q in frequencies}
+        best = sorted(components, key=lambda at: -abs(components[at]))[:number]
+        sent[part] = sum(components[at] * wave(tile.shape, *at) for at in best)
     return sent[:rows, :columns]
 
 
@@ -61,11 +62,11 @@ def test_matches_numpy(shape, sign):
         expected = np.sign(sum(parts)) if sign else sum(parts)
         np.testing.assert_allclose(total, expected, rtol=1e-9, atol=1e-12)
         momentum -= parts
-        mine = [worker[0] for worker in simulation.residual]
-        np.testing.assert_allclose(mine, momentum, rtol=1e-9, atol=1e-12)
+        residuals = [worker[0] for worker in simulation.residual]
+        np.testing.assert_allclose(residuals, momentum, rtol=1e-9, atol=1e-12)
 
 
-def test_all_components_are_the_gradient():
+def test_all_components_restore_the_gradient():
     simulation = Simulation(DeMo(4, 16, 1.0, sign=False), [(9, 6)], 1, "float64")
     gradient = np.random.default_rng(0).normal(size=(9, 6))
     (total,) = simulation.step([[gradient]])

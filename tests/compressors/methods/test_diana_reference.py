@@ -1,4 +1,4 @@
-"""`DIANA` against its recursion, and what it is for."""
+"""`DIANA` against its recursion, and its decreasing noise."""
 
 import numpy as np
 import pytest
@@ -9,7 +9,7 @@ from tf_dgc.testing import Simulation
 
 
 def test_recursion():
-    """Shifts and estimate follow from what the quantizer sent, whatever it was."""
+    """Shifts and estimate follow from the quantizer's output."""
     rng = np.random.default_rng(0)
     alpha = 0.25
     simulation = Simulation(DIANA(alpha=alpha), [(6, 7)], 3, "float64")
@@ -26,7 +26,7 @@ def test_recursion():
 
 @pytest.mark.slow
 def test_noise_vanishes_as_shifts_settle():
-    """Of a constant gradient QSGD is as noisy after 60 steps as at first."""
+    """With a constant gradient, QSGD stays as noisy as in the first step."""
     gradient = np.random.default_rng(0).normal(size=(5, 8))
     errors = {}
     for name in ("diana", "qsgd"):
@@ -47,8 +47,8 @@ def test_default_alpha():
 
 
 @pytest.mark.parametrize("keys_per_tensor", rows([100, 400], [100]))
-def test_with_one_level_it_quantizes_as_the_paper(keys_per_tensor):
-    """Of a block with norm |d|, entry i is `|d| sign(d_i)` with odds `|d_i| / |d|`."""
+def test_one_level_quantizes_as_the_paper(keys_per_tensor):
+    """In a block d, entry i is sent as `|d| sign(d_i)` with odds `|d_i| / |d|`."""
     gradient = np.array([3.0, -4.0, 0.0, 12.0])
     shapes = [(4,)] * keys_per_tensor
     simulation = Simulation(DIANA(levels=1, alpha=0.5), shapes, 1, "float64")
@@ -62,8 +62,8 @@ def test_with_one_level_it_quantizes_as_the_paper(keys_per_tensor):
 
 
 @pytest.mark.parametrize("levels", [1, 7])
-def test_alpha_is_what_theory_allows(levels):
-    """At most `1 / (1 + omega)`; the paper's, of one level, is `1 / sqrt(d)`."""
+def test_alpha_is_at_most_the_theoretical_bound(levels):
+    """It is at most `1 / (1 + omega)`; for one level the paper has `1 / sqrt(d)`."""
     method = DIANA(levels=levels, bucket=64)
     simulation = Simulation(method, [(8, 8)], 1, "float64")
     simulation.step([[np.ones((8, 8))]])

@@ -1,4 +1,4 @@
-"""`ECQ` against its recursion, and what it is for."""
+"""`ECQ` against its recursion, and against QSGD."""
 
 import keras
 import numpy as np
@@ -13,7 +13,7 @@ from tf_dgc.testing import Simulation
 
 
 class Halves:
-    """Stands for a quantizer: sends half of what it is given, without chance."""
+    """A deterministic quantizer that sends half of each value."""
 
     def aggregate(self, values, state, keys):
         return (yield from send_whole(0.5 * values, "gather"))
@@ -41,7 +41,7 @@ def test_by_hand():
 
 @pytest.mark.parametrize(("alpha", "beta"), [(0.2, 0.9), (0.1, 1.0), (0.0, 0.5)])
 def test_recursion(alpha, beta):
-    """The error follows from what was sent, whatever that was."""
+    """The error follows from the sent values."""
     rng = np.random.default_rng(0)
     simulation = Simulation(ECQ(alpha=alpha, beta=beta), [(6, 7)], 3, "float64")
     errors = np.zeros((3, 6, 7))
@@ -50,33 +50,33 @@ def test_recursion(alpha, beta):
         (total,) = simulation.step([[g] for g in gradients])
         sent = np.stack([worker[0] for worker in simulation.sent])
         np.testing.assert_allclose(total, sent.sum(axis=0), atol=1e-12)
-        # What was quantized: QSGD's levels are multiples of the bucket's norm / 7.
-        given = gradients + alpha * errors
-        norms = np.linalg.norm(given, axis=(1, 2), keepdims=True)
+        # QSGD's levels are multiples of the bucket's norm / 7.
+        corrected = gradients + alpha * errors
+        norms = np.linalg.norm(corrected, axis=(1, 2), keepdims=True)
         levels = 7 * sent / norms
         np.testing.assert_allclose(levels, np.rint(levels), atol=1e-9)
-        assert np.all(np.abs(sent - given) < norms / 7 * (1 + 1e-9))
+        assert np.all(np.abs(sent - corrected) < norms / 7 * (1 + 1e-9))
         errors = beta * errors + gradients - sent
         for state, error in zip(simulation.state, errors, strict=True):
             np.testing.assert_allclose(state[0]["error"], error, atol=1e-12)
 
 
 def test_without_decay_nothing_is_lost():
-    """With beta 1 all that was sent and the error is all there ever was."""
+    """With beta 1, sent values plus errors equal the sum of all gradients."""
     rng = np.random.default_rng(0)
     simulation = Simulation(ECQ(alpha=0.1, beta=1.0), [(50,)], 2, "float64")
-    given = arrived = 0
+    expected, total = 0, 0
     for _ in range(10):
         gradients = rng.normal(size=(2, 50))
-        arrived = arrived + simulation.step([[g] for g in gradients])[0]
-        given = given + gradients.sum(axis=0)
-    kept = sum(worker[0]["error"] for worker in simulation.state)
-    np.testing.assert_allclose(arrived + kept, given, atol=1e-12)
+        total = total + simulation.step([[g] for g in gradients])[0]
+        expected = expected + gradients.sum(axis=0)
+    errors = sum(worker[0]["error"] for worker in simulation.state)
+    np.testing.assert_allclose(total + errors, expected, atol=1e-12)
 
 
 @pytest.mark.parametrize("native", [True, False])
 def test_the_error_of_spikes_is_finite(native, monkeypatch):
-    """Of 100 entries that are sent in one of ten steps, and add up until then."""
+    """100 entries are sent in one of ten steps, and add up until then."""
     if not native:
         monkeypatch.setattr(
             implementations, "IMPLEMENTATIONS", [generic_step.start_generic_step]
@@ -96,7 +96,7 @@ def test_the_error_of_spikes_is_finite(native, monkeypatch):
 
 @pytest.mark.slow
 def test_the_sum_over_steps_is_less_noisy_than_with_qsgd():
-    """QSGD's errors add up at random; here they are made good."""
+    """QSGD's errors add up at random; ECQ compensates them."""
     gradient = np.random.default_rng(0).normal(size=400)
     drift = {}
     for method in (QSGD(), ECQ(alpha=0.2, beta=1.0)):
@@ -128,5 +128,5 @@ def test_bad_settings(settings, message):
         ECQ(**settings)
 
 
-def test_plain_error_feedback_where_the_quantizer_is_fine_enough():
+def test_plain_error_feedback_is_allowed_with_a_fine_quantizer():
     assert ECQ(levels=127, alpha=1.0, beta=1.0).alpha == 1

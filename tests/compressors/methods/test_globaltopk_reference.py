@@ -1,4 +1,4 @@
-"""`GlobalTopK` against NumPy, and what a method that sees all tensors together gets."""
+"""`GlobalTopK` against NumPy, and methods that compress all tensors together."""
 
 import keras
 import numpy as np
@@ -45,13 +45,13 @@ def test_equals_sorting_all(sparsity):
             sent[worker, chosen] = residual[worker, chosen]
         residual -= sent
         np.testing.assert_allclose(total, sent.sum(axis=0), rtol=1e-12)
-        kept = [end_to_end(worker) for worker in simulation.residual]
-        np.testing.assert_allclose(kept, residual)
+        residuals = [end_to_end(worker) for worker in simulation.residual]
+        np.testing.assert_allclose(residuals, residual)
 
 
 @pytest.mark.filterwarnings("ignore:Gradients do not exist")
-def test_in_an_optimizer_with_exempt_and_missing_ones(strategies):
-    """Also variables of several dtypes, each of which is a view of its own."""
+def test_in_an_optimizer_with_uncompressed_and_missing_tensors(strategies):
+    """Also with variables of several dtypes, each of which has a flat buffer."""
     weights = initial_weights("float32", SHAPES)
     weights.append(np.ones((30, 10), "float16"))
     weights.append(np.ones((10, 30), "float32"))
@@ -71,14 +71,15 @@ def test_in_an_optimizer_with_exempt_and_missing_ones(strategies):
         worker[4] *= 1e-3
     trainer.step(gradients)
     optimizer = trainer.optimizer
-    # Of 600 and 300 float32 entries together, and of 300 of float16.
+    # A tenth of 600 and 300 float32 entries together, and of 300 float16 entries.
     assert optimizer.stats.entries_per_step == 90 + 30 + 4 + 60
     residual = trainer.local(optimizer.residual)
     velocity = trainer.local(optimizer.velocity)
-    for kept, moving in zip(residual, velocity, strict=True):
-        masked = [int(np.count_nonzero(u == 0)) for u in moving]
+    for worker_residual, worker_velocity in zip(residual, velocity, strict=True):
+        masked = [int(np.count_nonzero(u == 0)) for u in worker_velocity]
         assert masked == [90, 0, 0, 30, 0]
-        assert [int(np.count_nonzero(v == 0)) for v in kept] == [90, 4, 60, 30, 0]
+        sent = [int(np.count_nonzero(v == 0)) for v in worker_residual]
+        assert sent == [90, 4, 60, 30, 0]
     for worker in gradients:
         worker[0] = None
     trainer.step(gradients)
@@ -86,7 +87,7 @@ def test_in_an_optimizer_with_exempt_and_missing_ones(strategies):
 
 
 class Counting(Compressor):
-    """Remembers the number of steps of each tensor, and the sum of each entry."""
+    """Stores the number of steps of each tensor, and the sum of each entry."""
 
     name = "counting"
     kind = "control"
@@ -107,11 +108,11 @@ class Counting(Compressor):
         rows = yield AllGather(to_words(values))
         total = from_words(tf.reshape(rows, [-1]), values.dtype, [-1, *values.shape])
         steps = state["steps"] + tf.constant([1.0, 2.0, 3.0], values.dtype)
-        new = {"steps": steps, "total": state["total"] + values}
-        return Result(tf.reduce_sum(total, axis=0), values, new)
+        state = {"steps": steps, "total": state["total"] + values}
+        return Result(tf.reduce_sum(total, axis=0), values, state)
 
 
-def test_state_is_end_to_end_too():
+def test_state_of_tensors_is_concatenated():
     simulation = Simulation(Counting(), SHAPES, 2, "float64")
     expected = [np.zeros(s) for s in SHAPES]
     for gradients in make_gradients(2, 3, shapes=SHAPES):
@@ -123,7 +124,7 @@ def test_state_is_end_to_end_too():
 
 
 class Averaging(GlobalTopK):
-    """Remembers a mean over the steps, of all tensors at once."""
+    """Stores a mean over the steps for all tensors at once."""
 
     name = "averaging"
 
@@ -148,7 +149,7 @@ def make_averaging(strategies, weights):
 
 @pytest.mark.filterwarnings("ignore:Gradients do not exist")
 def test_state_of_all_tensors(strategies):
-    """It is there in steps that leave out any of them, the first one too."""
+    """It is also updated in steps with missing gradients, such as the first one."""
     shapes = [(20, 30), (10, 30), (4, 4)]
     trainer = make_averaging(strategies, [np.zeros(s, "float32") for s in shapes])
     mean = 0.0
@@ -157,8 +158,8 @@ def test_state_of_all_tensors(strategies):
             worker[step % 2] = None
         before = trainer.weights()
         trainer.step(gradients)
-        moved = zip(before, trainer.weights(), strict=True)
-        mean = 0.5 * mean + 0.5 * sum(np.sum(b - a, dtype="f8") for b, a in moved)
+        pairs = zip(before, trainer.weights(), strict=True)
+        mean = 0.5 * mean + 0.5 * sum(np.sum(b - a, dtype="f8") for b, a in pairs)
         (common,) = trainer.optimizer.compressor_state[len(shapes) :]
         np.testing.assert_allclose(common["mean"].numpy(), mean, rtol=1e-3)
 
@@ -169,15 +170,15 @@ def test_state_of_all_tensors_needs_one_dtype(strategies):
         make_averaging(strategies, weights)
 
 
-@pytest.mark.parametrize("feeds_back", [True, False])
-def test_only_exempt_tensors_on_a_schedule(strategies, feeds_back):
-    """Whether momentum is masked is then known only when the step runs."""
+@pytest.mark.parametrize("error_feedback", [True, False])
+def test_only_uncompressed_tensors_with_a_schedule(strategies, error_feedback):
+    """With a schedule, masking is decided only when the step runs."""
     schedule = tf_dgc.schedules.PiecewiseConstantSparsity([1], [0.5, 0.99])
     method = GlobalTopK(schedule)
     trainer = Trainer(
         strategies[2],
         lambda: tf_dgc.CompressedOptimizer(
-            keras.optimizers.SGD(0.25), method, error_feedback=feeds_back
+            keras.optimizers.SGD(0.25), method, error_feedback=error_feedback
         ),
         [np.zeros(5, "float32")],
         traced=True,

@@ -19,7 +19,7 @@ class Reference:
         self.skipped = np.full(workers, patience)
         self.weights = [np.zeros(size)]
         self.settings = bits, xi / memory, memory, patience, alpha
-        self.uploads = None
+        self.uploads = None  # workers that uploaded in the last step
 
     def step(self, gradients):
         bits, weight, memory, patience, alpha = self.settings
@@ -46,7 +46,7 @@ class Reference:
 
 
 def expected_bytes(uploads, size, bits, scalar=8):
-    """Return those of a round of one word, and of one that may be empty."""
+    """Return the bytes of a round of one word and of a round that may be empty."""
     words = bits * -(-size // 32)
     return 2 * HEADER + 4 + (scalar + 4 * words if uploads else 0)
 
@@ -59,7 +59,7 @@ def expected_bytes(uploads, size, bits, scalar=8):
     ),
 )
 def test_equals_the_recursion(bits, xi, memory, patience):
-    """On quadratics, so gradients settle and uploads become rare."""
+    """On quadratics, where gradients converge and uploads become rare."""
     rng = np.random.default_rng(0)
     workers, size = 3, 40
     curvature = rng.uniform(0.2, 0.5, size=(workers, size))
@@ -74,10 +74,10 @@ def test_equals_the_recursion(bits, xi, memory, patience):
         (total,) = simulation.step([[g.reshape(5, 8)] for g in gradients])
         np.testing.assert_allclose(total.ravel(), expected, rtol=1e-9, atol=1e-12)
         for m in range(workers):
-            mine = simulation.sent[m][0].ravel()
-            np.testing.assert_allclose(mine, reference.q[m], rtol=1e-9, atol=1e-12)
-        asked = expected_bytes(reference.uploads, size, bits)
-        assert simulation.sent_bytes == asked
+            sent = simulation.sent[m][0].ravel()
+            np.testing.assert_allclose(sent, reference.q[m], rtol=1e-9, atol=1e-12)
+        num_bytes = expected_bytes(reference.uploads, size, bits)
+        assert simulation.sent_bytes == num_bytes
         patterns.add(len(reference.uploads))
         weights = weights - 0.3 * expected
     assert len(patterns) > 1  # some skipped, and some did not
@@ -102,7 +102,7 @@ def test_skips_by_hand():
 
 
 def test_patience():
-    """A gradient that stays is sent again after as many skips."""
+    """A constant gradient is sent again after `patience` skips."""
     simulation = Simulation(LAQ(bits=4, patience=3), [(8,)], 2, "float32")
     gradient = np.linspace(-1, 1, 8).astype("float32")
     sent = []
@@ -113,7 +113,7 @@ def test_patience():
 
 
 def test_one_worker_uploads_for_all():
-    """Others hand over zeros, and what they uploaded before still counts."""
+    """Other workers send zeros, and their last upload still counts."""
     simulation = Simulation(LAQ(bits=8), [(4,)], 2, "float64")
     still, moving = np.array([1.0, 0.0, 0.0, 0.0]), np.array([0.0, 1.0, 0.0, 0.0])
     simulation.step([[still], [moving]])
@@ -122,10 +122,10 @@ def test_one_worker_uploads_for_all():
     assert simulation.state[0][0]["may_skip"] == 99
     assert simulation.state[1][0]["may_skip"] == 100
     words = [message.words for message in simulation.messages[0]]
-    assert not np.any(words[1].numpy()[5:])  # the first worker's, behind the header
+    assert not np.any(words[1].numpy()[5:])  # the first worker's, after the header
 
 
-def test_a_graph_of_steps_skips_too():
+def test_compiled_steps_skip_too():
     simulation = Simulation(LAQ(bits=4), [(6, 7), (3,)], 2, compiled=True)
     rng = np.random.default_rng(0)
     gradients = [[rng.normal(size=s) for s in [(6, 7), (3,)]] for _ in range(2)]
@@ -139,7 +139,7 @@ def test_a_graph_of_steps_skips_too():
 
 @pytest.mark.slow
 def test_full_batch_logistic_regression():
-    """The paper's task (section 4): as good as gradient descent, for fewer bytes."""
+    """The paper's task (section 4): as good as gradient descent, with fewer bytes."""
     rng = np.random.default_rng(0)
     workers, steps, rate = 4, 200, 0.5
     inputs = rng.normal(size=(workers, 100, 20))

@@ -12,7 +12,7 @@ HEADER, FLAG = 4 * 5, 4
 
 
 class Reference:
-    """The autoencoder, in loops; a transposed convolution adds to where it reaches."""
+    """The autoencoder in loops."""
 
     def __init__(self, weights, channels):
         self.layers = []
@@ -66,8 +66,8 @@ class Reference:
 
     def loss(self, vectors):
         code = np.mean([self.encode(x) for x in vectors], axis=0)
-        found = self.decode(code, vectors.shape[1])
-        return np.mean((found - vectors.mean(axis=0)) ** 2)
+        decoded = self.decode(code, vectors.shape[1])
+        return np.mean((decoded - vectors.mean(axis=0)) ** 2)
 
 
 def leaky(x):
@@ -89,13 +89,13 @@ def test_autoencoder(channels, size):
     expected = np.array([reference.encode(x) for x in vectors])
     assert codes.shape == (3, 4 * -(-size // 16))
     np.testing.assert_allclose(codes, expected, rtol=1e-10, atol=1e-12)
-    found = lgc.decode_vectors(tf.constant(weights), channels, codes, size)
+    decoded = lgc.decode_vectors(tf.constant(weights), channels, codes, size)
     expected = np.array([reference.decode(c, size) for c in expected])
-    np.testing.assert_allclose(found, expected, rtol=1e-10, atol=1e-12)
+    np.testing.assert_allclose(decoded, expected, rtol=1e-10, atol=1e-12)
 
 
 def test_number_of_weights():
-    """Of the paper's layers: (width * inputs + 1) * outputs each."""
+    """The paper's layers have (width * inputs + 1) * outputs weights each."""
     encoder = 256 + 24_704 + 98_560 + 49_216 + 260
     decoder = 416 + 6_208 + 24_704 + 12_320 + 33
     assert lgc.num_weights(64) == encoder + decoder == 216_677
@@ -110,9 +110,9 @@ def test_training_follows_the_gradient():
     def slope(weights, i):
         sides = []
         for shift in (step, -step):
-            moved = weights.copy()
-            moved[i] += shift
-            sides.append(Reference(moved, channels).loss(vectors))
+            shifted = weights.copy()
+            shifted[i] += shift
+            sides.append(Reference(shifted, channels).loss(vectors))
         return (sides[0] - sides[1]) / (2 * step)
 
     zero = tf.zeros(weights.shape, tf.float64)
@@ -137,7 +137,7 @@ def test_training_follows_the_gradient():
         np.testing.assert_allclose(move, -0.01 * mean / (size + 1e-8), rtol=1e-3)
 
 
-def make(compiled=False, **settings):
+def make_simulation(compiled=False, **settings):
     defaults = {
         "sparsity": 0.8,
         "dense_steps": 2,
@@ -160,7 +160,7 @@ def leader_of(corrected, positions):
 @pytest.mark.parametrize("compiled", rows([False, True], [False]))
 def test_phases(compiled):
     rng = np.random.default_rng(0)
-    simulation = make(compiled)
+    simulation = make_simulation(compiled)
     # Two lengths of Elias-Fano streams: 2 low bits each, then 36 + 179 // 4 high bits.
     positions_bytes = 4 * (3 + 3)
     leaders = set()
@@ -181,29 +181,29 @@ def test_phases(compiled):
         assert len(at) == 36
         leader = leader_of(corrected, at)
         leaders.add(leader)
-        mine = np.array([x.ravel()[at] for x in corrected])
-        np.testing.assert_allclose(sent[:, at], mine, rtol=1e-12)
+        values = np.array([x.ravel()[at] for x in corrected])
+        np.testing.assert_allclose(sent[:, at], values, rtol=1e-12)
         for worker in range(3):
             assert not np.any(simulation.residual[worker][0].ravel()[at] > 1e-12)
         learned = np.any(simulation.common[0]["weights"] != weights)
         assert learned == (step < 5)
         rest += 8 + positions_bytes
-        expected = mine.sum(axis=0)
+        expected = values.sum(axis=0)
         if step < 5:
             assert simulation.sent_bytes == rest + 8 * 36
         else:
             assert simulation.sent_bytes == rest + 8 * 12
-            scale = np.abs(mine[leader]).max()
+            scale = np.abs(values[leader]).max()
             reference = Reference(weights, 4)
-            codes = [reference.encode(x / scale) for x in mine]
+            codes = [reference.encode(x / scale) for x in values]
             expected = 3 * scale * reference.decode(np.mean(codes, axis=0), 36)
         np.testing.assert_allclose(total.ravel()[at], expected, rtol=1e-8, atol=1e-10)
         assert np.count_nonzero(total) == 36
     assert len(leaders) > 1
 
 
-def test_values_far_above_the_leader_are_cut_off_and_kept():
-    simulation = make(dense_steps=0, learning_steps=1)
+def test_values_far_above_the_leader_are_clipped():
+    simulation = make_simulation(dense_steps=0, learning_steps=1)
     rng = np.random.default_rng(0)
     first, *others = rng.normal(size=(3, 12, 15))
     simulation.step([[first], [others[0]], [others[1]]])
@@ -219,14 +219,14 @@ def test_values_far_above_the_leader_are_cut_off_and_kept():
             sent = simulation.sent[worker][0].ravel()[at]
             limit = np.clip(corrected[worker].ravel()[at], -8 * scale, 8 * scale)
             np.testing.assert_allclose(sent, limit, rtol=1e-12)
-            kept = simulation.residual[worker][0].ravel()[at]
+            residual = simulation.residual[worker][0].ravel()[at]
             np.testing.assert_allclose(
-                kept, corrected[worker].ravel()[at] - limit, atol=1e-9
+                residual, corrected[worker].ravel()[at] - limit, atol=1e-9
             )
 
 
 def common_rows(rng):
-    """Return gradients of three workers that differ little; rows nearly constant."""
+    """Return similar gradients of three workers, with nearly constant rows."""
     common = np.repeat(rng.normal(size=(12, 1)), 15, axis=1)
     return common + 0.1 * rng.normal(size=(3, 12, 15))
 
@@ -234,10 +234,10 @@ def common_rows(rng):
 @pytest.mark.parametrize(
     ("learning_steps", "learned"), rows([(1, False), (80, True)], [(1, False)])
 )
-def test_what_coding_loses_is_kept(learning_steps, learned):
-    """Once coding is better than nothing; else all that was coded is cleared."""
+def test_loss_of_coding_stays_in_the_residual(learning_steps, learned):
+    """If the decoded values are worse than zeros, coded entries are cleared instead."""
     rng = np.random.default_rng(0)
-    simulation = make(
+    simulation = make_simulation(
         learning_steps > 10,  # a few steps are faster than a trace
         dense_steps=0,
         learning_steps=learning_steps,
@@ -251,7 +251,7 @@ def test_what_coding_loses_is_kept(learning_steps, learned):
         ]
         simulation.step([[g] for g in gradients])
         if step < learning_steps:
-            if not learned:  # an autoencoder that makes everything worse
+            if not learned:  # an autoencoder worse than zeros
                 for state in simulation.common:
                     state["weights"] = 3 * state["weights"]
             continue
@@ -261,11 +261,11 @@ def test_what_coding_loses_is_kept(learning_steps, learned):
         scale = np.abs(corrected[leader].ravel()[at]).max()
         for worker in range(3):
             unit = corrected[worker].ravel()[at] / scale
-            found = reference.decode(reference.encode(unit), 36)
-            better = np.linalg.norm(unit - found) < np.linalg.norm(unit)
+            decoded = reference.decode(reference.encode(unit), 36)
+            better = np.linalg.norm(unit - decoded) < np.linalg.norm(unit)
             assert better == learned
             sent = simulation.sent[worker][0].ravel()[at]
-            expected = scale * (found if better else unit)
+            expected = scale * (decoded if better else unit)
             np.testing.assert_allclose(sent, expected, rtol=1e-8, atol=1e-10)
 
 
@@ -286,10 +286,10 @@ def test_coded_edge_inputs(scale):
 
 
 @pytest.mark.slow
-def test_learns():
-    """What all workers' gradients have in common comes through: here, whole rows."""
+def test_learns_common_rows():
+    """The decoder reproduces rows that all workers' gradients share."""
     rng = np.random.default_rng(0)
-    simulation = make(
+    simulation = make_simulation(
         True, sparsity=0.5, dense_steps=0, learning_steps=200, learning_rate=0.01
     )
     errors = []

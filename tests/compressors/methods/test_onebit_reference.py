@@ -9,20 +9,20 @@ from tf_dgc.testing import Simulation
 
 
 def test_by_hand():
-    """Columns (1, 3, -2) and (-4, 0, -1): means 2 and -2; 0 and -2.5."""
+    """Columns (1, 3, -2) and (-4, 0, -1) have means 2 and -2, and 0 and -2.5."""
     simulation = Simulation(OneBit(), [(3, 2)], 1, "float64")
     (total,) = simulation.step([[[[1.0, -4.0], [3.0, 0.0], [-2.0, -1.0]]]])
     expected = [[2.0, -2.5], [2.0, 0.0], [-2.0, -2.5]]
     np.testing.assert_array_equal(total, expected)
-    kept = [[-1.0, -1.5], [1.0, 0.0], [0.0, 1.5]]
-    np.testing.assert_array_equal(simulation.residual[0][0], kept)
+    residual = [[-1.0, -1.5], [1.0, 0.0], [0.0, 1.5]]
+    np.testing.assert_array_equal(simulation.residual[0][0], residual)
     (total,) = simulation.step([[np.zeros((3, 2))]])  # -1, 1, 0; -1.5, 0, 1.5
     expected = [[-1.0, -1.5], [0.5, 0.75], [0.5, 0.75]]
     np.testing.assert_array_equal(total, expected)
 
 
 def decoded(matrix):
-    """Return every column's means in place of its entries."""
+    """Replace every entry by the mean of its sign in its column."""
     result = np.empty_like(matrix)
     for column in range(matrix.shape[1]):
         negative = matrix[:, column] < 0
@@ -54,7 +54,7 @@ def test_error_feedback(shape, per_column):
 
 
 def test_means_are_the_best_two_values():
-    """No other value of either side has a smaller squared error."""
+    """Any other value of either side has a larger squared error."""
     column = np.random.default_rng(0).normal(size=(40, 1))
     simulation = Simulation(OneBit(), [(40, 1)], 1, "float64")
     (total,) = simulation.step([[column]])

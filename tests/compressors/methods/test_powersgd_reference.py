@@ -25,13 +25,13 @@ def test_equals_algorithm_1(rank, warm_start):
         (total,) = simulation.step([[g] for g in gradients])
         residual += gradients.reshape(3, *matrix)
         basis, _ = np.linalg.qr(residual.sum(axis=0) @ q)
-        each = [m.T @ basis for m in residual]
-        q = sum(each)
+        factors = [m.T @ basis for m in residual]
+        q = sum(factors)
         np.testing.assert_allclose(total.reshape(matrix), basis @ q.T, atol=1e-10)
-        residual -= [basis @ one.T for one in each]
+        residual -= [basis @ factor.T for factor in factors]
 
 
-def test_a_matrix_of_low_rank_arrives_exactly():
+def test_low_rank_matrix_is_exact():
     rng = np.random.default_rng(0)
     matrix = rng.normal(size=(20, 2)) @ rng.normal(size=(2, 30))
     simulation = Simulation(PowerSGD(2), [(20, 30)], 2, "float64")
@@ -49,7 +49,7 @@ def test_warm_start_finds_the_largest_singular_values():
     np.testing.assert_allclose(total, u[:, :3] * s[:3] @ v[:3], atol=1e-3)
 
 
-def test_without_warm_start_it_stays_as_bad():
+def test_without_warm_start_the_error_stays():
     rng = np.random.default_rng(0)
     matrix = rng.normal(size=(20, 30))
     errors = {}
@@ -63,20 +63,21 @@ def test_without_warm_start_it_stays_as_bad():
     assert min(errors[False]) > 1.03 * best
 
 
-def test_what_each_worker_sent_is_its_projection():
-    """Together with the residual it is all there was, and they are orthogonal."""
+def test_contribution_of_a_worker_is_its_projection():
+    """Contribution and residual are orthogonal."""
     rng = np.random.default_rng(0)
     simulation = Simulation(PowerSGD(2), [(12, 15)], 2, "float64")
     gradients = rng.normal(size=(2, 12, 15))
     (total,) = simulation.step([[g] for g in gradients])
     basis = np.linalg.svd(total)[0][:, :2]
     for worker, gradient in enumerate(gradients):
-        sent, kept = simulation.sent[worker][0], simulation.residual[worker][0]
+        sent = simulation.sent[worker][0]
+        residual = simulation.residual[worker][0]
         np.testing.assert_allclose(sent, basis @ (basis.T @ gradient), atol=1e-10)
-        np.testing.assert_allclose(np.sum(sent * kept), 0, atol=1e-10)
+        np.testing.assert_allclose(np.sum(sent * residual), 0, atol=1e-10)
 
 
-def test_leaves_zero_again():
+def test_recovers_after_a_gradient_of_zero():
     simulation = Simulation(PowerSGD(1), [(5, 6)], 1, "float64")
     simulation.step([[np.zeros((5, 6))]])
     for _ in range(30):

@@ -1,4 +1,4 @@
-"""`QSGD` against NumPy and against a case by hand."""
+"""`QSGD` against NumPy and by hand."""
 
 import math
 
@@ -13,7 +13,7 @@ from tf_dgc.testing import Simulation
 
 def sent_by(levels, bucket, values, keys_per_tensor):
     shape = np.shape(values)
-    method = QSGD(levels, bucket, "fixed")  # the faster one; both send the same
+    method = QSGD(levels, bucket, "fixed")  # faster; both codings send the same values
     simulation = Simulation(method, [shape] * keys_per_tensor, 1, "float64")
     simulation.step([[values] * keys_per_tensor])
     return np.stack(simulation.sent[0])
@@ -22,10 +22,10 @@ def sent_by(levels, bucket, values, keys_per_tensor):
 @pytest.mark.parametrize("keys_per_tensor", rows([100, 400], [100]))
 def test_by_hand(keys_per_tensor):
     """(3, 4) has norm 5; with one level, 3 is sent as 5 with odds 0.6, 4 with 0.8."""
-    found = sent_by(1, 2, [3.0, -4.0], keys_per_tensor)
-    assert set(np.unique(found[:, 0])) == {0.0, 5.0}
-    assert set(np.unique(found[:, 1])) == {-5.0, 0.0}
-    for share, odds in zip(np.mean(found != 0, axis=0), (0.6, 0.8), strict=True):
+    sent = sent_by(1, 2, [3.0, -4.0], keys_per_tensor)
+    assert set(np.unique(sent[:, 0])) == {0.0, 5.0}
+    assert set(np.unique(sent[:, 1])) == {-5.0, 0.0}
+    for share, odds in zip(np.mean(sent != 0, axis=0), (0.6, 0.8), strict=True):
         deviation = np.sqrt(odds * (1 - odds) / keys_per_tensor)
         assert share == pytest.approx(odds, abs=5 * deviation)
 
@@ -40,14 +40,14 @@ def test_levels_are_next_to_the_value(levels, bucket):
         ]
     )
     exact = values * levels / norms
-    found = sent_by(levels, bucket, values, 20) * levels / norms
-    np.testing.assert_allclose(found, np.rint(found), atol=1e-9)
-    assert np.all(np.abs(found - exact) < 1 + 1e-9)
+    sent = sent_by(levels, bucket, values, 20) * levels / norms
+    np.testing.assert_allclose(sent, np.rint(sent), atol=1e-9)
+    assert np.all(np.abs(sent - exact) < 1 + 1e-9)
 
 
 @pytest.mark.parametrize("keys_per_tensor", rows([80, 300], [80]))
 def test_variance_is_that_of_the_paper(keys_per_tensor):
-    """`sum p (1 - p) (norm / s)^2`, with p the fraction above the level below."""
+    """It is `sum p (1 - p) (norm / s)^2`, with p the distance to the lower level."""
     values = np.random.default_rng(0).normal(size=30)
     step = np.linalg.norm(values) / 3
     p = np.abs(values) / step % 1
@@ -65,7 +65,7 @@ def test_bytes():
 
 
 def test_bytes_with_elias():
-    """Room for what is expected of any input: 2.05 bits per entry, norms included."""
+    """The capacity suffices for any input: 2.05 bits per entry, norms included."""
     for size, bits in ((1024, 2.4375), (10**6, 2.051)):
         simulation = Simulation(QSGD(), [(size,)], 1)
         simulation.step([[np.ones(size)]])
@@ -83,7 +83,7 @@ def test_bytes_with_elias():
         (2**20, 10**6, "fixed"),
     ],
 )
-def test_the_shorter_coding_is_chosen(levels, size, shorter):
+def test_default_is_the_shorter_coding(levels, size, shorter):
     words = {
         c: QSGD(levels, 512, c).words(size, tf.float32) for c in ("elias", "fixed")
     }
@@ -104,7 +104,7 @@ def test_both_codings_send_the_same(levels, bucket):
 
 
 def worst_inputs(size):
-    """Return what fills the code most: equal magnitudes, and spreads between."""
+    """Return inputs with the longest codes: equal magnitudes, and mixtures."""
     rng = np.random.default_rng(0)
     yield np.ones(size)
     yield rng.choice([-1.0, 1.0], size) * rng.uniform(0.5, 1, size)
@@ -117,8 +117,8 @@ def worst_inputs(size):
     ("quantizer", "size"),
     in_turn([(1, 64), (3, 512), (7, 512), (31, 512)], [700, 20000, 10]),
 )
-def test_there_is_room_for_any_input(size, quantizer):
-    """The odds of what fails here are 1e-12 in each case."""
+def test_capacity_suffices_for_any_input(size, quantizer):
+    """The probability of a failure is 1e-12 in each case."""
     levels, bucket = quantizer
     method = QSGD(levels, bucket, "elias")
     for number, values in enumerate(worst_inputs(size)):
@@ -136,7 +136,7 @@ def test_there_is_room_for_any_input(size, quantizer):
 
 @pytest.mark.parametrize("coding", rows([None, "elias"], ["elias"]))
 def test_xla(coding):
-    """XLA has no code of variable length; the levels are as good in a fixed one."""
+    """Under XLA the code has a fixed length; the levels are equally good."""
     method = QSGD(bucket=64, coding=coding)
     values = np.float32(np.random.default_rng(0).normal(size=256))
 
@@ -147,25 +147,25 @@ def test_xla(coding):
         return method.decode(words, 256, tf.float32)
 
     norms = np.repeat(np.linalg.norm(values.reshape(4, 64), axis=1), 64)
-    found = 7 * run(values).numpy() / norms
-    np.testing.assert_allclose(found, np.rint(found), atol=1e-4)
-    assert np.all(np.abs(found - 7 * values / norms) < 1 + 1e-4)
+    levels = 7 * run(values).numpy() / norms
+    np.testing.assert_allclose(levels, np.rint(levels), atol=1e-4)
+    assert np.all(np.abs(levels - 7 * values / norms) < 1 + 1e-4)
 
 
-def test_what_does_not_fit_stays_in_the_residual(monkeypatch):
-    """With room for a few entries only, the first are sent and nothing is lost."""
+def test_entries_beyond_the_capacity_stay_in_the_residual(monkeypatch):
+    """With room for a few entries, the first ones are sent."""
     monkeypatch.setattr(QSGD, "_elias_words", lambda self, size: 3)
     method = QSGD(levels=15, bucket=64)
     simulation = Simulation(method, [(200,)], 2, "float64", error_feedback=True)
     values = np.random.default_rng(0).normal(size=(2, 200))
     (total,) = simulation.step([[v] for v in values])
-    for given, (sent,), (kept,) in zip(
+    for value, (sent,), (residual,) in zip(
         values, simulation.sent, simulation.residual, strict=True
     ):
-        gone = np.flatnonzero(sent)
-        assert 2 < gone.size < 20
-        assert gone.max() < 40
-        np.testing.assert_allclose(sent + kept, given, rtol=1e-15)
+        positions = np.flatnonzero(sent)
+        assert 2 < positions.size < 20
+        assert positions.max() < 40
+        np.testing.assert_allclose(sent + residual, value, rtol=1e-15)
     np.testing.assert_array_equal(total, simulation.sent[0][0] + simulation.sent[1][0])
 
 

@@ -12,25 +12,27 @@ from tf_dgc.testing import Simulation
 def test_all_workers_send_the_same_positions(unbiased):
     rng = np.random.default_rng(0)
     simulation = Simulation(RandomK(0.75, unbiased), [(8, 5)], 3, "float64")
-    seen = []
+    drawn_positions = []
     for _ in range(5):
         gradients = rng.normal(size=(3, 8, 5))
-        have = [g + r[0] for g, r in zip(gradients, simulation.residual, strict=True)]
+        corrected = [
+            g + r[0] for g, r in zip(gradients, simulation.residual, strict=True)
+        ]
         (total,) = simulation.step([[g] for g in gradients])
         positions = np.flatnonzero(total)
         assert positions.size == 10
         factor = 4.0 if unbiased else 1.0
-        for mine, (sent,) in zip(have, simulation.sent, strict=True):
+        for values, (sent,) in zip(corrected, simulation.sent, strict=True):
             expected = np.zeros(40)
-            expected[positions] = factor * mine.ravel()[positions]
+            expected[positions] = factor * values.ravel()[positions]
             np.testing.assert_allclose(sent.ravel(), expected, rtol=1e-12)
-        seen.append(tuple(positions))
-    assert len(set(seen)) == 5  # drawn anew in every step
+        drawn_positions.append(tuple(positions))
+    assert len(set(drawn_positions)) == 5  # different in every step
 
 
 @pytest.mark.parametrize("keys_per_tensor", rows([200, 800], [200]))
-def test_every_position_has_its_turn(keys_per_tensor):
-    """A share of the draws that is off by 5 deviations has odds of 6e-7."""
+def test_positions_are_chosen_evenly(keys_per_tensor):
+    """A deviation of 5 standard deviations has a probability of 6e-7."""
     simulation = Simulation(RandomK(0.75, True), [(20,)] * keys_per_tensor, 1)
     simulation.step([[np.ones(20)] * keys_per_tensor])
     share = np.mean([sent != 0 for sent in simulation.sent[0]], axis=0)

@@ -20,9 +20,10 @@ def hadamard(d):
 @pytest.mark.parametrize("d", [1, 2, 8, 64])
 def test_transform(d):
     rows = np.random.default_rng(0).normal(size=(3, d))
-    found = rotated._hadamard(tf.constant(rows))
-    np.testing.assert_allclose(found, rows @ hadamard(d) / np.sqrt(d), atol=1e-12)
-    np.testing.assert_allclose(rotated._hadamard(found), rows, atol=1e-12)
+    transformed = rotated._hadamard(tf.constant(rows))
+    expected = rows @ hadamard(d) / np.sqrt(d)
+    np.testing.assert_allclose(transformed, expected, atol=1e-12)
+    np.testing.assert_allclose(rotated._hadamard(transformed), rows, atol=1e-12)
 
 
 @pytest.mark.parametrize(
@@ -35,12 +36,12 @@ def test_transform(d):
     ],
 )
 def test_blocks(size, blocks):
-    """Whole blocks of 8, and the rest in powers of two: nothing is filled up."""
+    """Whole blocks of 8, and the rest in powers of two, without padding."""
     assert RotatedQuantization(block=8)._blocks(size) == blocks
 
 
 def rotate(values, signs, block):
-    """Return every block of a vector, rotated."""
+    """Return the rotated blocks of a vector."""
     flipped, parts, at = values * signs, [], 0
     while at < values.size:
         d = min(block, 1 << ((values.size - at).bit_length() - 1))
@@ -65,18 +66,18 @@ def test_levels_are_next_to_the_rotated_values(size, quantizer, monkeypatch):
         pairs = zip(
             rotate(values, signs, block), rotate(sent, signs, block), strict=True
         )
-        for exact, found in pairs:
+        for exact, quantized in pairs:
             low, step = exact.min(), np.ptp(exact) / (levels - 1)
             if step == 0:
-                np.testing.assert_allclose(found, exact, atol=1e-12)
+                np.testing.assert_allclose(quantized, exact, atol=1e-12)
                 continue
-            whole = (found - low) / step
-            np.testing.assert_allclose(whole, np.rint(whole), atol=1e-9)
-            assert np.all(np.abs(found - exact) < step * (1 + 1e-9))
+            level = (quantized - low) / step
+            np.testing.assert_allclose(level, np.rint(level), atol=1e-9)
+            assert np.all(np.abs(quantized - exact) < step * (1 + 1e-9))
 
 
 def test_by_hand(monkeypatch):
-    """(3, 1) rotated is (4, 2) / sqrt(2): least and greatest, so both are exact."""
+    """(3, 1) rotated is (4, 2) / sqrt(2); least and largest entry are exact."""
     monkeypatch.setattr(rotated, "_signs", lambda size, *_: tf.ones([size], "float64"))
     simulation = Simulation(RotatedQuantization(2, 2), [(2,)], 2, "float64")
     (total,) = simulation.step([[[3.0, 1.0]], [[-5.0, 2.0]]])
@@ -84,7 +85,7 @@ def test_by_hand(monkeypatch):
 
 
 def test_all_workers_share_the_rotation():
-    """Of a vector with one entry, all in the rotated one have the same magnitude."""
+    """All entries of a rotated unit vector have the same magnitude."""
     values = np.zeros(256)
     values[3] = 1.0
     simulation = Simulation(RotatedQuantization(2, 256), [(256,)], 2, "float64")
@@ -92,8 +93,8 @@ def test_all_workers_share_the_rotation():
     np.testing.assert_allclose(total, 3 * values, atol=1e-12)
 
 
-def test_outliers_cost_less_than_without_rotation():
-    """Levels between -1 and 100 are far apart; after the rotation they are not."""
+def test_rotation_reduces_the_error_of_outliers():
+    """Levels between -1 and 100 are far apart without the rotation."""
     values = np.random.default_rng(0).normal(size=1024)
     values[5] = 100.0
     simulation = Simulation(RotatedQuantization(16), [(1024,)] * 5, 1, "float64")
@@ -113,7 +114,7 @@ def test_bytes():
         assert simulation.sent_bytes == 4 * 5 + 2 * width * 5 + 4 * 4 * 81
 
 
-def test_error_feedback_where_it_converges():
+def test_error_feedback_depends_on_convergence():
     assert RotatedQuantization(2).error_feedback == "forbidden"
     assert RotatedQuantization(16).error_feedback == "optional"
 

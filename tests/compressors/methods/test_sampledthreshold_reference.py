@@ -10,7 +10,7 @@ from tf_dgc.compressors import SampledThreshold
 from tf_dgc.testing import Simulation
 
 
-def test_small_tensors_are_exact_by_hand():
+def test_small_tensors_by_hand():
     simulation = Simulation(SampledThreshold(0.5), [(4,)], 2)
     (total,) = simulation.step([[[1.0, -3.0, 2.0, 0.5]], [[0.25, 0.5, -1.0, 2.0]]])
     np.testing.assert_array_equal(total, [0.0, -3.0, 2.0 - 1.0, 2.0])
@@ -18,7 +18,7 @@ def test_small_tensors_are_exact_by_hand():
 
 
 def test_sends_the_largest_and_at_most_k():
-    """What is sent is the m largest for some m, and m is k or a little less."""
+    """The m largest entries are sent, where m is k or a little less."""
     n, k, steps = 20_000, 200, 30
     values = np.random.default_rng(0).normal(size=n)
     simulation = Simulation(SampledThreshold(0.99), [(n,)], 1, "float64", False)
@@ -32,13 +32,13 @@ def test_sends_the_largest_and_at_most_k():
         np.testing.assert_array_equal(total, expected)
         counts.append(count)
     assert max(counts) == k  # trimmed
-    assert len(set(counts)) > 3  # below, the sample decides
-    # 16 of 1600 samples are expected above: half as many again are 2 deviations.
+    assert len(set(counts)) > 3  # below k, the sample decides
+    # 16 of 1600 samples are expected above the threshold; 8 more are 2 deviations.
     assert np.mean(np.array(counts) >= k / 2) > 0.9
     assert 0.75 * k < np.mean(counts) < k
 
 
-def test_workers_sample_for_themselves():
+def test_workers_sample_independently():
     values = np.random.default_rng(0).normal(size=20_000)
     simulation = Simulation(SampledThreshold(0.99), [(20_000,)], 4, "float64")
     simulation.step([[values]] * 4)
@@ -47,8 +47,8 @@ def test_workers_sample_for_themselves():
 
 
 @pytest.mark.parametrize("keys_per_tensor", rows([40, 150], [40]))
-def test_no_position_is_favoured(keys_per_tensor):
-    """Of 100 equal entries 10 fit; 5.5 deviations from a share have odds of 4e-8."""
+def test_positions_are_chosen_evenly(keys_per_tensor):
+    """10 of 100 equal entries fit; 5.5 deviations have a probability of 4e-8."""
     simulation = Simulation(SampledThreshold(0.9), [(100,)] * keys_per_tensor, 1)
     simulation.step([[np.ones(100)] * keys_per_tensor])
     sent = np.stack(simulation.sent[0]) != 0

@@ -12,18 +12,18 @@ from tf_dgc.testing import Simulation
 
 
 def test_by_hand():
-    """Of 2, mu+ is 3 and mu- 4.25; so the negative side goes."""
+    """With k = 2, mu+ is 3 and mu- is 4.25, so the negative entries are sent."""
     simulation = Simulation(SBC(0.6), [(5,)], 1)
     (total,) = simulation.step([[[5.0, 1.0, -4.0, -4.5, 0.5]]])
     np.testing.assert_array_equal(total, [0.0, 0.0, -4.25, -4.25, 0.0])
-    kept = [5.0, 1.0, 0.25, -0.25, 0.5]
-    np.testing.assert_array_equal(simulation.residual[0][0], kept)
+    residual = [5.0, 1.0, 0.25, -0.25, 0.5]
+    np.testing.assert_array_equal(simulation.residual[0][0], residual)
     (total,) = simulation.step([[[0.0] * 5]])
     np.testing.assert_array_equal(total, [3.0, 3.0, 0.0, 0.0, 0.0])
 
 
 def test_fewer_positive_entries_than_k():
-    """Then none is sent against its sign, and the mean is of those there are."""
+    """Negative entries are not sent as positive ones, nor counted in the mean."""
     simulation = Simulation(SBC(0.25), [(4,)], 1, "float64")
     (total,) = simulation.step([[[1.0, -0.125, -0.25, -0.0625]]])
     np.testing.assert_array_equal(total, [1.0, 0.0, 0.0, 0.0])
@@ -54,8 +54,8 @@ def test_equals_sorting(sparsity):
 
 
 @pytest.mark.parametrize("keys_per_tensor", rows([50, 200], [50]))
-def test_exactly_k_of_equal_entries_and_none_favoured(keys_per_tensor):
-    """A share of the draws that is off by 5 deviations has odds of 6e-7."""
+def test_exactly_k_of_equal_entries_are_chosen_evenly(keys_per_tensor):
+    """A deviation of 5 standard deviations has a probability of 6e-7."""
     simulation = Simulation(SBC(0.75), [(20,)] * keys_per_tensor, 1)
     simulation.step([[-np.ones(20)] * keys_per_tensor])
     sent = np.stack(simulation.sent[0])
@@ -75,7 +75,7 @@ def test_bytes():
 @pytest.mark.parametrize(
     ("p", "golomb", "here"), [(0.001, 11.5, 12.0), (0.01, 8.1, 8.6)]
 )
-def test_bits_per_position_are_what_the_docstring_says(p, golomb, here):
+def test_bits_per_position_match_the_docstring(p, golomb, here):
     phi = (math.sqrt(5) + 1) / 2
     b = 1 + math.floor(math.log2(math.log(phi - 1) / math.log(1 - p)))
     assert b + 1 / (1 - (1 - p) ** 2**b) == pytest.approx(golomb, abs=0.05)

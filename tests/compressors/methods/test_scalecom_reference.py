@@ -1,4 +1,4 @@
-"""ScaleCom: against the paper's algorithm in NumPy, and what it sends."""
+"""`ScaleCom` against the paper's algorithm in NumPy, and its bytes."""
 
 import keras
 import numpy as np
@@ -14,23 +14,23 @@ SIZE, SPARSITY = 400, 0.9
 STEPS = 7
 
 
-def gradients(num_workers, steps=STEPS, seed=0):
+def make_gradient_steps(num_workers, steps=STEPS, seed=0):
     rng = np.random.default_rng(seed)
     return rng.normal(size=(steps, num_workers, SIZE))
 
 
-def by_the_paper(given, beta):
-    """Yield sums and memories (algorithm 1) of steps of `given[step][worker]`."""
-    num_workers = given.shape[1]
+def algorithm_1(steps, beta):
+    """Yield sum and memories of each step of gradients `steps[step][worker]`."""
+    num_workers = steps.shape[1]
     memory = np.zeros((num_workers, SIZE))
     k = round(SIZE * (1 - SPARSITY))
-    for step, own in enumerate(given):
-        held = memory + own
-        leader = held[step % num_workers]
+    for step, gradients in enumerate(steps):
+        corrected = memory + gradients
+        leader = corrected[step % num_workers]
         chosen = np.argsort(-np.abs(leader))[:k]
-        sent = np.zeros_like(held)
-        sent[:, chosen] = held[:, chosen]
-        memory = (1 - beta) * memory + beta * (held - sent)
+        sent = np.zeros_like(corrected)
+        sent[:, chosen] = corrected[:, chosen]
+        memory = (1 - beta) * memory + beta * (corrected - sent)
         yield sent.sum(axis=0), memory.copy()
 
 
@@ -39,44 +39,46 @@ def by_the_paper(given, beta):
 def test_matches_the_paper(num_workers, beta):
     method = compressors.ScaleCom(SPARSITY, beta)
     simulation = Simulation(method, [(SIZE,)], num_workers, "float64")
-    given = gradients(num_workers)
-    for own, (total, memory) in zip(given, by_the_paper(given, beta), strict=True):
-        (found,) = simulation.step([[g] for g in own])
-        np.testing.assert_allclose(found, total, rtol=1e-12, atol=1e-12)
-        kept = [worker[0] for worker in simulation.residual]
-        np.testing.assert_allclose(kept, memory, rtol=1e-9, atol=1e-12)
+    steps = make_gradient_steps(num_workers)
+    references = algorithm_1(steps, beta)
+    for gradients, (expected, memory) in zip(steps, references, strict=True):
+        (total,) = simulation.step([[g] for g in gradients])
+        np.testing.assert_allclose(total, expected, rtol=1e-12, atol=1e-12)
+        residuals = [worker[0] for worker in simulation.residual]
+        np.testing.assert_allclose(residuals, memory, rtol=1e-9, atol=1e-12)
 
 
-def test_what_is_sent_does_not_grow_with_the_workers():
+def test_bytes_do_not_depend_on_the_number_of_workers():
     sent = set()
     for num_workers in (1, 2, 4, 8):
         method = compressors.ScaleCom(SPARSITY)
         simulation = Simulation(method, [(SIZE,)], num_workers, "float32")
-        simulation.step([[g] for g in gradients(num_workers, 1)[0].astype("float32")])
+        (gradients,) = make_gradient_steps(num_workers, 1).astype("float32")
+        simulation.step([[g] for g in gradients])
         sent.add(simulation.sent_bytes)
-        asked = {type(m) for messages in simulation.messages for m in messages}
-        assert asked == {compressors.AllReduce}
+        requests = {type(m) for messages in simulation.messages for m in messages}
+        assert requests == {compressors.AllReduce}
     assert len(sent) == 1
     assert method.bytes((SIZE,), tf.float32) < 40 * (4 + 1)
 
 
-def test_everyone_leads_in_turn():
+def test_workers_lead_in_turn():
     method = compressors.ScaleCom(SPARSITY)
     simulation = Simulation(method, [(SIZE,)], 3, "float64")
     for step in range(5):
         before = [worker[0] for worker in simulation.residual]
-        own = gradients(3, 1, seed=step)[0]
-        simulation.step([[g] for g in own])
-        held = np.abs(before[step % 3] + own[step % 3])
+        (gradients,) = make_gradient_steps(3, 1, seed=step)
+        simulation.step([[g] for g in gradients])
+        magnitudes = np.abs(before[step % 3] + gradients[step % 3])
         (sent,) = simulation.sent[0]
-        assert set(np.flatnonzero(sent)) == set(np.argsort(-held)[:40])
+        assert set(np.flatnonzero(sent)) == set(np.argsort(-magnitudes)[:40])
 
 
 @pytest.mark.parametrize("momentum", [0.0, 0.9])
 def test_in_an_optimizer(strategies, momentum):
-    """Two rounds of sums, of words and values, with momentum correction and masking."""
+    """Two rounds of sums (words and values), with momentum correction and masking."""
 
-    def make():
+    def make_optimizer():
         sgd = keras.optimizers.SGD(0.125, momentum)
         method = compressors.ScaleCom(SPARSITY)
         return tf_dgc.CompressedOptimizer(
@@ -86,11 +88,11 @@ def test_in_an_optimizer(strategies, momentum):
             diagnostics=tf_dgc.Diagnostics(check_every=1),
         )
 
-    trainer = Trainer(strategies[2], make, initial_weights())
+    trainer = Trainer(strategies[2], make_optimizer, initial_weights())
     for gradient in make_gradients(2, 3):
         trainer.step(gradient)
-    for one, other in trainer.replica_weights():
-        np.testing.assert_array_equal(one, other)
+    for first, second in trainer.replica_weights():
+        np.testing.assert_array_equal(first, second)
     assert trainer.optimizer.stats.ratio > 4
 
 

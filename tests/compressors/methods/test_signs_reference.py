@@ -14,7 +14,7 @@ def test_majority_by_hand():
     np.testing.assert_array_equal(total, [1.0, -1.0, 1.0, 1.0])
 
 
-def test_a_draw_moves_nothing():
+def test_tie_moves_nothing():
     simulation = Simulation("sign_sgd", [(2,)], 2)
     (total,) = simulation.step([[[1.0, 1.0]], [[-1.0, 3.0]]])
     np.testing.assert_array_equal(total, [0.0, 1.0])
@@ -24,7 +24,7 @@ def test_zeros_abstain():
     simulation = Simulation("sign_sgd", [(50,)], 2)
     (total,) = simulation.step([[np.zeros(50)], [np.linspace(-1, 1, 50)]])
     np.testing.assert_array_equal(total, np.sign(np.linspace(-1, 1, 50)))
-    # A single zero votes by chance.
+    # Zeros in a vector that is not all zero vote at random.
     mixed = np.zeros(1000)
     mixed[0] = 1.0
     simulation = Simulation("sign_sgd", [(1000,)], 1)
@@ -41,7 +41,7 @@ def test_majority(num_workers):
 
 
 def test_error_feedback_by_hand():
-    """Magnitude 2 of (1, -3): sent (2, -2), kept (-1, -1)."""
+    """(1, -3) has magnitude 2: sent is (2, -2), and (-1, -1) stays."""
     simulation = Simulation("ef_sign_sgd", [(2,)], 1)
     (total,) = simulation.step([[[1.0, -3.0]]])
     np.testing.assert_array_equal(total, [2.0, -2.0])

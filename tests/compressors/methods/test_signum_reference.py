@@ -8,7 +8,7 @@ from tf_dgc.testing import Simulation
 
 
 def test_by_hand():
-    """Beta 0.5; a small opposite gradient does not turn the vote, a larger one does."""
+    """With beta 0.5, only a large opposite gradient changes the vote."""
     simulation = Simulation(Signum(0.5), [(2,)], 1, "float64")
     (total,) = simulation.step([[[2.0, 2.0]]])
     np.testing.assert_array_equal(total, [1.0, 1.0])
@@ -27,8 +27,8 @@ def test_majority_of_momenta(beta):
         (total,) = simulation.step([[g] for g in gradients])
         momenta = beta * momenta + (1 - beta) * gradients
         np.testing.assert_array_equal(total, np.sign(np.sign(momenta).sum(axis=0)))
-        for mine, state in zip(momenta, simulation.state, strict=True):
-            np.testing.assert_allclose(state[0]["momentum"], mine, rtol=1e-12)
+        for momentum, state in zip(momenta, simulation.state, strict=True):
+            np.testing.assert_allclose(state[0]["momentum"], momentum, rtol=1e-12)
 
 
 def test_one_bit_per_entry():

@@ -26,17 +26,17 @@ def test_by_hand():
 
 
 def test_downstream_by_hand():
-    """What a server would send of the sum (4, 2, -2.5, 0): its 2 largest."""
+    """A server would send the 2 largest entries of the sum."""
     simulation = Simulation(STC(0.5, downstream=True), [(4,)], 2)
     (total,) = simulation.step(
         [[[4.0, 0.5, -4.0, 0.0]], [[0.0, 2.0, 1.5, 0.0]]],
     )
     # Sent: (4, 0, -4, 0) and (0, 1.75, 1.75, 0).
     np.testing.assert_array_equal(total, [3.125, 0.0, -3.125, 0.0])
-    kept = [0.875, 1.75, 0.875, 0.0]
+    server_residual = [0.875, 1.75, 0.875, 0.0]
     for worker in range(2):
         state = simulation.state[worker][0]["server_residual"]
-        np.testing.assert_array_equal(state, kept)
+        np.testing.assert_array_equal(state, server_residual)
     np.testing.assert_array_equal(simulation.residual[1][0], [0.0, 0.25, -0.25, 0.0])
 
 
@@ -57,7 +57,7 @@ def test_equals_sorting(sparsity, downstream):
         expected = sent.sum(axis=0)
         if downstream:
             server += expected
-            chosen = np.flatnonzero(total)  # of many sums that are equal, some
+            chosen = np.flatnonzero(total)  # many sums are equal
             assert chosen.size == k
             others = np.delete(np.abs(server), chosen)
             assert np.abs(server[chosen]).min() >= others.max(initial=0) - 1e-6
@@ -67,17 +67,17 @@ def test_equals_sorting(sparsity, downstream):
 
 
 def test_downstream_loses_nothing():
-    """All that was given has arrived, or is kept by a worker or the server."""
+    """Sums plus the residuals of workers and server equal all gradients."""
     rng = np.random.default_rng(0)
     simulation = Simulation(STC(0.9, downstream=True), [(8, 9)], 2, "float64")
-    arrived = given = np.zeros((8, 9))
+    expected, total = np.zeros((8, 9)), np.zeros((8, 9))
     for _ in range(5):
         gradients = rng.normal(size=(2, 8, 9))
-        given = given + gradients.sum(axis=0)
-        arrived = arrived + simulation.step([[g] for g in gradients])[0]
-    kept = sum(worker[0] for worker in simulation.residual)
+        expected = expected + gradients.sum(axis=0)
+        total = total + simulation.step([[g] for g in gradients])[0]
+    residual = sum(worker[0] for worker in simulation.residual)
     server = simulation.state[0][0]["server_residual"]
-    np.testing.assert_allclose(arrived + kept + server, given, atol=1e-12)
+    np.testing.assert_allclose(total + residual + server, expected, atol=1e-12)
 
 
 def test_bytes():

@@ -9,7 +9,7 @@ from tf_dgc.compressors.common import quantize
 from tf_dgc.testing import Simulation
 
 
-def simulated(values, clip=None, dtype="float64"):
+def simulate(values, clip=None, dtype="float64"):
     """Return the simulation after one step of `values[worker]`."""
     simulation = Simulation(TernGrad(clip), [np.shape(values[0])], len(values), dtype)
     simulation.step([[v] for v in values])
@@ -19,7 +19,7 @@ def simulated(values, clip=None, dtype="float64"):
 def test_by_hand():
     """s = 4; 1 is sent as 4 with odds 1/4, -2 as -4 with odds 1/2; 5 deviations."""
     values = [4.0] + [1.0] * 4000 + [-2.0] * 4000 + [0.0] * 9
-    sent = simulated([values]).sent[0][0]
+    sent = simulate([values]).sent[0][0]
     assert sent[0] == 4
     assert set(np.unique(sent[1:4001])) == {0.0, 4.0}
     assert set(np.unique(sent[4001:8001])) == {-4.0, 0.0}
@@ -29,12 +29,12 @@ def test_by_hand():
     assert np.mean(sent[4001:8001] != 0) == pytest.approx(0.5, abs=limit)
 
 
-def test_the_scaler_is_shared():
-    """Worker 0's largest is 1, worker 1's is 8: both send -8, 0 or 8."""
+def test_scaler_is_shared():
+    """The largest entries are 1 and 8; both workers send -8, 0 or 8."""
     rng = np.random.default_rng(0)
     small, large = rng.uniform(-1, 1, 500), rng.uniform(-8, 8, 500)
     small[0], large[0] = 1.0, -8.0
-    simulation = simulated([small, large])
+    simulation = simulate([small, large])
     for (sent,) in simulation.sent:
         assert set(np.unique(sent)) == {-8.0, 0.0, 8.0}
     assert simulation.sent[1][0][0] == -8
@@ -42,13 +42,13 @@ def test_the_scaler_is_shared():
 
 @pytest.mark.parametrize("clip", [2.5, 1.0])
 def test_clipping(clip):
-    """The scaler is that of the clipped gradient, which is what arrives on average."""
+    """The scaler and the mean are those of the clipped gradient."""
     values = np.random.default_rng(0).normal(size=300)
     values[7] = 20.0
     limit = clip * np.sqrt(np.mean(values**2))
     assert limit < 20
     # The same values 300 times in one tensor have the same deviation.
-    sent = simulated([np.tile(values, 300)], clip).sent[0][0].reshape(300, 300)
+    sent = simulate([np.tile(values, 300)], clip).sent[0][0].reshape(300, 300)
     np.testing.assert_allclose(np.unique(sent), [-limit, 0.0, limit], atol=1e-12)
     clipped = np.clip(values, -limit, limit)
     along = (sent - clipped) @ clipped
@@ -58,26 +58,26 @@ def test_clipping(clip):
 
 def test_equal_entries_are_not_clipped_to_nothing():
     values = np.full(40, -0.25)
-    np.testing.assert_array_equal(simulated([values], 2.5).sent[0][0], values)
+    np.testing.assert_array_equal(simulate([values], 2.5).sent[0][0], values)
 
 
 def test_variance_by_the_formula():
-    """`sum |g| (s - |g|)`; at its worst `(sqrt(n) - 1) / 2` times the square of g."""
+    """It is `sum |g| (s - |g|)`, at most `(sqrt(n) - 1) / 2` times the square of g."""
     n = 100
     worst = np.full(n, 1 / (np.sqrt(n) + 1))
     worst[0] = 1.0
     expected = np.sum(worst * (1 - worst))
     assert expected / np.sum(worst**2) == pytest.approx((np.sqrt(n) - 1) / 2)
-    sent = simulated([np.tile(worst, 400)]).sent[0][0].reshape(400, n)
+    sent = simulate([np.tile(worst, 400)]).sent[0][0].reshape(400, n)
     errors = np.sum((sent - worst) ** 2, axis=1)
     limit = 5 * errors.std() / np.sqrt(400)
     assert errors.mean() == pytest.approx(expected, abs=limit)
 
 
 def test_bytes():
-    """1.6 bits per entry, and the scaler in a round of its own."""
+    """1.6 bits per entry, and a separate round for the scaler."""
     for dtype, width in (("float32", 4), ("float64", 8)):
-        simulation = simulated([np.ones(4000)], 2.5, dtype)
+        simulation = simulate([np.ones(4000)], 2.5, dtype)
         assert simulation.sent_bytes == 2 * 4 * 5 + width + 1.6 * 4000 / 8
 
 

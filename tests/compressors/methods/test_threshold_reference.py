@@ -21,7 +21,7 @@ def test_by_hand():
 
 
 def test_strom_by_hand():
-    """One threshold goes, however much there is."""
+    """One threshold is sent per entry, whatever its size."""
     simulation = Simulation(Threshold(0.5, capacity=1.0, binary=True), [(4,)], 1)
     (total,) = simulation.step([[[0.25, -0.5, 2.0, -1.75]]])
     np.testing.assert_array_equal(total, [0.0, -0.5, 0.5, -0.5])
@@ -30,7 +30,7 @@ def test_strom_by_hand():
     np.testing.assert_array_equal(total, [0.0, 0.0, 0.5, -0.5])
 
 
-def test_what_does_not_fit_stays():
+def test_entries_beyond_the_capacity_stay_in_the_residual():
     simulation = Simulation(Threshold(0.5, capacity=0.5), [(4,)], 1)
     (total,) = simulation.step([[[1.0, -3.0, 2.0, 0.5]]])
     np.testing.assert_array_equal(total, [0.0, -3.0, 2.0, 0.0])
@@ -40,7 +40,7 @@ def test_what_does_not_fit_stays():
 @pytest.mark.parametrize(
     ("threshold", "binary"), in_turn([0.5, 2.0, 100.0], [False, True])
 )
-def test_equals_comparing(threshold, binary):
+def test_equals_loops(threshold, binary):
     rng = np.random.default_rng(0)
     simulation = Simulation(Threshold(threshold, 0.2, binary), [(20, 30)], 3, "float64")
     residual = np.zeros((3, 600))
@@ -59,8 +59,8 @@ def test_equals_comparing(threshold, binary):
 
 
 @pytest.mark.parametrize("keys_per_tensor", rows([50, 200], [50]))
-def test_no_position_is_favoured(keys_per_tensor):
-    """A share of the draws that is off by 5 deviations has odds of 6e-7."""
+def test_positions_are_chosen_evenly(keys_per_tensor):
+    """A deviation of 5 standard deviations has a probability of 6e-7."""
     simulation = Simulation(Threshold(0.5, 0.25), [(20,)] * keys_per_tensor, 1)
     simulation.step([[np.ones(20)] * keys_per_tensor])
     sent = np.stack(simulation.sent[0]) != 0
@@ -70,7 +70,7 @@ def test_no_position_is_favoured(keys_per_tensor):
 
 
 def test_counts_entries():
-    """1 to 9 reach the threshold, 5 of them fit, and 4 are left for the next step."""
+    """1 to 9 reach the threshold; 5 of them fit, and 4 stay for the next step."""
     optimizer = tf_dgc.CompressedOptimizer(
         keras.optimizers.SGD(1.0), Threshold(1.0, 0.5), min_compress_size=0
     )

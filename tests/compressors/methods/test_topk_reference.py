@@ -35,7 +35,7 @@ def test_equals_sorting(sparsity):
 
 
 def test_bytes():
-    """5 words of header; 10 entries: 6 low bits each, high bits, float32 values."""
+    """A header of 5 words; 10 entries: 6 low bits each, high bits, float32 values."""
     simulation = Simulation(TopK(0.99), [(1000,)], 1)
     simulation.step([[np.arange(1000.0)]])
     low, high, values = 2, 1, 10  # 60 bits; 10 + (999 >> 6) = 25 bits; 10 floats

@@ -1,4 +1,4 @@
-"""`TwoBit` against the known case of MXNet's own test, and NumPy."""
+"""`TwoBit` against a test of MXNet, and NumPy."""
 
 import numpy as np
 import pytest
@@ -8,32 +8,31 @@ from tf_dgc.testing import Simulation
 
 
 @pytest.mark.parametrize("dtype", ["float32", "float64"])
-def test_known_case(dtype):
-    """7 workers push the same; the weight is `+= rate * sum`, and is pulled.
+def test_mxnet_case(dtype):
+    """7 workers push equal gradients, and the server adds `rate * sum` to the weight.
 
-    MXNet's rate is what its test optimizer multiplies the sum by, so each time the
-    threshold is reached the weight moves by 7 * 0.5 * 2.
+    Each time the threshold is reached, the weight moves by 7 * 0.5 * 2.
     """
     workers, rate, t = 7, 2, 0.5
     simulation = Simulation(TwoBit(t), [(3, 5)], workers, dtype)
-    weight, pulled = 0.0, []
+    weight, weights = 0.0, []
     for push in (0, 0.4, t - 0.4, 0.2, t - 0.2, t):
         (total,) = simulation.step([[np.full((3, 5), push)]] * workers)
         weight = weight + rate * total
         assert np.ptp(weight) == 0
-        pulled.append(weight[0, 0])
-    assert pulled == [0, 0, 7, 7, 14, 21]
+        weights.append(weight[0, 0])
+    assert weights == [0, 0, 7, 7, 14, 21]
     assert not any(np.any(worker[0]) for worker in simulation.residual)
 
 
 def test_by_hand():
-    """At the threshold it is sent; far above it still only the threshold is."""
+    """An entry at or above the threshold is sent as the threshold."""
     simulation = Simulation(TwoBit(0.25), [(6,)], 1)
     values = [0.25, -0.25, 0.125, -0.125, 1.0, -3.0]
     (total,) = simulation.step([[values]])
     np.testing.assert_array_equal(total, [0.25, -0.25, 0, 0, 0.25, -0.25])
-    kept = [0, 0, 0.125, -0.125, 0.75, -2.75]
-    np.testing.assert_array_equal(simulation.residual[0][0], kept)
+    residual = [0, 0, 0.125, -0.125, 0.75, -2.75]
+    np.testing.assert_array_equal(simulation.residual[0][0], residual)
     (total,) = simulation.step([[[0.0, 0.0, 0.125, 0.0, 0.0, 0.0]]])
     np.testing.assert_array_equal(total, [0, 0, 0.25, 0, 0.25, -0.25])
 
@@ -50,8 +49,8 @@ def test_equals_the_rule():
         sent = t * np.sign(residual) * (np.abs(residual) >= t)
         residual -= sent
         np.testing.assert_allclose(total, sent.sum(axis=0), atol=1e-15)
-        for mine, (kept,) in zip(residual, simulation.residual, strict=True):
-            np.testing.assert_array_equal(kept, mine)
+        for expected, (result,) in zip(residual, simulation.residual, strict=True):
+            np.testing.assert_array_equal(result, expected)
 
 
 def test_two_bits_per_entry():

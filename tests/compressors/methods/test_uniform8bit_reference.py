@@ -14,7 +14,7 @@ def sent_by(values, dtype="float64", **settings):
 
 
 def test_by_hand():
-    """The step is 1; 0.5 and 2.5 are halfway, and go to the even level."""
+    """The step is 1; 0.5 and 2.5 are halfway and round to even."""
     values = [127.0, -127.0, 3.4, -3.6, 0.5, 2.5, 0.0]
     expected = [127.0, -127.0, 3.0, -4.0, 0.0, 2.0, 0.0]
     np.testing.assert_array_equal(sent_by(values), expected)
@@ -22,12 +22,12 @@ def test_by_hand():
 
 @pytest.mark.parametrize("dtype", ["float32", "float64"])
 @pytest.mark.parametrize("sign", [1, -1])
-def test_the_most_negative_does_not_wrap(sign, dtype):
-    """A code of -128 would come back as 127, or as -128 with nothing opposite."""
+def test_least_value_does_not_wrap(sign, dtype):
+    """The code -128 is not used: it has no positive counterpart."""
     values = sign * np.array([-1.0, -1.0, 1.0, 0.999, -0.999, 1e-9])
-    found = sent_by(values, dtype)
-    np.testing.assert_array_equal(found[:3], values[:3].astype(dtype))
-    np.testing.assert_array_equal(sent_by(-values, dtype), -found)
+    sent = sent_by(values, dtype)
+    np.testing.assert_array_equal(sent[:3], values[:3].astype(dtype))
+    np.testing.assert_array_equal(sent_by(-values, dtype), -sent)
 
 
 @pytest.mark.parametrize("bucket", [None, 1, 10, 64, 1000])
@@ -45,15 +45,15 @@ def test_nearest_level(bucket):
 
 def test_stochastic_by_hand():
     """With step 1, 0.25 becomes 1 in a quarter of 4000 cases, to 5 deviations."""
-    found = sent_by([127.0] + [0.25] * 4000 + [-0.25] * 4000, stochastic=True)
-    assert set(np.unique(found)) == {-1.0, 0.0, 1.0, 127.0}
+    sent = sent_by([127.0] + [0.25] * 4000 + [-0.25] * 4000, stochastic=True)
+    assert set(np.unique(sent)) == {-1.0, 0.0, 1.0, 127.0}
     limit = 5 * np.sqrt(0.25 * 0.75 / 4000)
-    assert np.mean(found[1:4001]) == pytest.approx(0.25, abs=limit)
-    assert np.mean(found[4001:]) == pytest.approx(-0.25, abs=limit)
+    assert np.mean(sent[1:4001]) == pytest.approx(0.25, abs=limit)
+    assert np.mean(sent[4001:]) == pytest.approx(-0.25, abs=limit)
 
 
-def test_error_feedback_makes_good_what_rounding_loses():
-    """0.3 of a step is never sent without it, and every third time or so with it."""
+def test_error_feedback_compensates_rounding():
+    """0.3 of a step is sent about every third time; without feedback, never."""
     values = np.array([127.0, 0.3])
     simulation = Simulation(Uniform8Bit(), [(2,)], 1, "float64")
     sums = [simulation.step([[values]])[0] for _ in range(10)]
@@ -70,7 +70,7 @@ def test_bytes():
             assert simulation.sent_bytes == 4 * 5 + width * buckets + 1032
 
 
-def test_error_feedback_where_it_converges():
+def test_error_feedback_depends_on_convergence():
     assert Uniform8Bit().error_feedback == "default"
     assert Uniform8Bit(stochastic=True).error_feedback == "forbidden"
     assert Uniform8Bit(2048, stochastic=True).error_feedback == "optional"

@@ -27,7 +27,7 @@ def test_by_hand():
 
 
 def test_values_by_hand():
-    """The largest power of two is 4; 2**-5 is 7 below it, and 2**-6 too far."""
+    """The largest power of two is 4; 2**-5 is 7 below it, and 2**-6 is too small."""
     values = [1.4, 1.5, -1.6, 5.9, 7.9, 0.05, 0.04, 0.02]
     simulation = Simulation(VarianceBased(0.5, 1.0, 1.0), [(8,)], 1)
     (total,) = simulation.step([[values]])
@@ -35,7 +35,7 @@ def test_values_by_hand():
     np.testing.assert_allclose(simulation.residual[0][0], values - total, rtol=1e-6)
 
 
-def test_what_flips_its_sign_waits():
+def test_entry_with_alternating_signs_is_not_sent():
     simulation = Simulation(VarianceBased(capacity=1.0), [(2,)], 1)
     for step in range(6):
         (total,) = simulation.step([[[(-1.0) ** step, 1.0]]])
@@ -43,18 +43,18 @@ def test_what_flips_its_sign_waits():
         assert (total[1] != 0.0) == (step % 2 == 1)
 
 
-def test_decay_lets_everything_go_in_the_end():
-    """One gradient and then none: v halves in every step, r stays."""
+def test_decay_of_the_variance_sends_every_entry():
+    """After one gradient, v halves in every step while r stays."""
     simulation = Simulation(VarianceBased(2.5, 0.5, 1.0), [(1,)], 1)
-    arrived = [simulation.step([[[g]]])[0][0] for g in (1.0, 0.0, 0.0, 0.0)]
-    assert arrived == [0.0, 0.0, 1.0, 0.0]  # 1 > 2.5 * 0.25
+    totals = [simulation.step([[[g]]])[0][0] for g in (1.0, 0.0, 0.0, 0.0)]
+    assert totals == [0.0, 0.0, 1.0, 0.0]  # 1 > 2.5 * 0.25
 
 
 def reference(r, v, g, alpha, zeta, capacity):
-    """Algorithm 1 with steps for samples; return r, v and what is sent."""
+    """Algorithm 1 over steps instead of samples; return r, v and the sent values."""
     r, v = r + g, v + g**2
     certain = [i for i in range(r.size) if r[i] ** 2 > alpha * v[i]]
-    sent, went = np.zeros_like(r), []
+    sent, positions = np.zeros_like(r), []
     if certain:
         top = math.floor(math.log2(max(abs(r[i]) for i in certain)))
         for i in sorted(certain, key=lambda i: -abs(r[i]))[:capacity]:
@@ -64,10 +64,10 @@ def reference(r, v, g, alpha, zeta, capacity):
             power = min(power, top)
             if top - power <= 7:
                 sent[i] = math.copysign(2.0**power, r[i])
-                went.append(i)
-    waits = np.ones(r.size, bool)
-    waits[went] = False
-    return r - sent, np.where(waits, zeta * v, (r - sent) ** 2), sent
+                positions.append(i)
+    is_unsent = np.ones(r.size, bool)
+    is_unsent[positions] = False
+    return r - sent, np.where(is_unsent, zeta * v, (r - sent) ** 2), sent
 
 
 @pytest.mark.parametrize(
@@ -77,24 +77,24 @@ def test_equals_loops(alpha, zeta, share):
     rng = np.random.default_rng(0)
     compressor = VarianceBased(alpha, zeta, share)
     simulation = Simulation(compressor, [(15, 20)], 2, "float64")
-    known = [(np.zeros(300), np.zeros(300))] * 2
+    states = [(np.zeros(300), np.zeros(300))] * 2  # r and v of each worker
     scale, mean = 10.0 ** rng.uniform(-3, 0, size=300), rng.normal(size=300)
-    seen = 0
+    num_sent = 0
     for _ in range(6):
         gradients = scale * (mean + rng.normal(size=(2, 300)))
         (total,) = simulation.step([[g.reshape(15, 20)] for g in gradients])
         expected = np.zeros(300)
         for worker, g in enumerate(gradients):
             capacity = math.ceil(share * 300)
-            *after, sent = reference(*known[worker], g, alpha, zeta, capacity)
-            known[worker] = after
+            r, v, sent = reference(*states[worker], g, alpha, zeta, capacity)
+            states[worker] = r, v
             expected += sent
         np.testing.assert_array_equal(total.ravel(), expected)
-        for worker, (_, v) in enumerate(known):
+        for worker, (_, v) in enumerate(states):
             deviation = simulation.state[worker][0]["deviation"].ravel()
             np.testing.assert_allclose(deviation**2, v, rtol=1e-9)
-        seen += np.count_nonzero(total)
-    assert seen > 10
+        num_sent += np.count_nonzero(total)
+    assert num_sent > 10
 
 
 @pytest.mark.parametrize("scale", [1e-30, 1e-20, 1e20, 1e30])
@@ -106,15 +106,15 @@ def test_squares_neither_vanish_nor_overflow(scale):
 
 
 @pytest.mark.parametrize("native", [True, slow(False)])
-def test_a_spike_wears_off(native, monkeypatch):
-    """Its square root of a sum of squares is beyond the largest float32."""
+def test_deviation_of_a_spike_decays(native, monkeypatch):
+    """The root of its sum of squares is beyond the largest float32."""
     if not native:
         monkeypatch.setattr(
             implementations, "IMPLEMENTATIONS", [generic_step.start_generic_step]
         )
     variable = keras.Variable(np.zeros((1, 2), "float32"))
     optimizer = tf_dgc.CompressedOptimizer(
-        *(keras.optimizers.SGD(1.0), VarianceBased(1.0, 0.09, 1.0)), min_compress_size=0
+        keras.optimizers.SGD(1.0), VarianceBased(1.0, 0.09, 1.0), min_compress_size=0
     )
     optimizer.build([variable])
     (deviation,) = (v for v in optimizer.variables if "deviation" in v.path)
