@@ -1,7 +1,7 @@
-"""Deep Gradient Compression has three paths through a step, and one contract.
+"""Three implementations of a DGC step give the same bits.
 
-`CompressedOptimizer` with `TopK`, and `DGCOptimizer` with the native operations and
-without: all make the same bits of the same inputs, in weights, residual and velocity.
+They are `CompressedOptimizer` with `TopK` ("composed"), and `DGCOptimizer` with native
+and with TensorFlow operations. Weights, residual and velocity are compared.
 """
 
 import contextlib
@@ -16,7 +16,7 @@ import keras
 import pytest
 import tensorflow as tf
 from hypothesis import example, given, settings
-from paths import PHASES, Example, Numbers, Path, examples, take_the_same_steps
+from paths import PHASES, Example, Numbers, Path, check_equal_steps, examples
 from selection import rows
 
 import tf_dgc
@@ -32,22 +32,22 @@ EXAMPLES = 8
 
 
 class Case(NamedTuple):
-    """Settings that all paths are given.
+    """Settings of all paths.
 
     Attributes:
-        workers: how many.
-        inner: makes the inner optimizer.
+        workers: number of workers.
+        inner: function that creates the inner optimizer.
         sparsity: number or schedule.
-        value_dtype: of what is sent.
-        dtype: of the variables.
+        value_dtype: type of sent values.
+        dtype: type of the variables.
         missing: tensors without a gradient in the second step.
-        exact: draw numbers whose sums are exact: in a dense step of more than two
-            workers, the collective adds in an order of its own.
-        paths: that must agree. "composed" knows no dense steps, so it codes values also
-            where all are sent, and sends few also where that costs more than all.
-        apart: whether exempt tensors are summed by a collective of their own, however
-            small they are.
-        settings: others.
+        exact: whether to draw numbers whose sums are exact: in a dense step of three or
+            more workers, the order of the collective's sum may differ.
+        paths: names of the paths to compare. "composed" has no dense steps: it codes
+            values even if all are sent, and stays sparse even if dense is cheaper.
+        apart: whether a separate collective sums uncompressed tensors, however small
+            they are.
+        settings: further arguments of the optimizer.
     """
 
     workers: int
@@ -64,11 +64,11 @@ class Case(NamedTuple):
 
 FROM_DENSE = PiecewiseConstantSparsity([1, 2], [0.0, 0.9, 0.98])
 FROM_COSTLY = PiecewiseConstantSparsity([1, 2], [0.0, 0.2, 0.98])
-# The first alone uses the native operations, so that all call the inner optimizer. With
-# a decay of this size TensorFlow may multiply by the learning rate first.
+# Only the first worker has native operations, so all call the inner optimizer. The
+# decay is a power of two: TensorFlow may multiply it by the learning rate first.
 DECAY = 2.0**-6
 MIXED = {"inner": lambda: SGD(0.125, momentum=0.9, weight_decay=DECAY)}
-# Tracing takes as many times as long as there are workers; examples take no time.
+# The time of tracing grows with the number of workers; examples take little time.
 CASES = {
     "nesterov": Case(1, lambda: SGD(0.125, momentum=0.9, nesterov=True)),
     "error feedback": Case(1, lambda: SGD(0.125)),
@@ -81,47 +81,58 @@ CASES = {
     "all compressed": Case(1, settings={"min_compress_size": 0}),
     "missing gradients": Case(1, missing=(0, 2)),
     "adam": Case(
-        *(1, lambda: keras.optimizers.Adam(0.125), 0.97, "bfloat16"),
+        1,
+        lambda: keras.optimizers.Adam(0.125),
+        0.97,
+        "bfloat16",
         settings={"corrections": tf_dgc.Corrections(adam=False)},
     ),
     "adamw": Case(
-        *(1, lambda: AdamW(0.125, weight_decay=DECAY), FROM_DENSE),
+        1,
+        lambda: AdamW(0.125, weight_decay=DECAY),
+        FROM_DENSE,
         settings={"corrections": tf_dgc.Corrections(adam=False)},
     ),
     "adam, corrected": Case(
-        *(2, lambda: keras.optimizers.Adam(0.125), 0.97, "bfloat16"), exact=True
+        2, lambda: keras.optimizers.Adam(0.125), 0.97, "bfloat16", exact=True
     ),
     "adamw, corrected, missing gradients": Case(
-        *(1, lambda: AdamW(0.125, weight_decay=DECAY, beta_1=0.0)), missing=(0, 2)
+        1, lambda: AdamW(0.125, weight_decay=DECAY, beta_1=0.0), missing=(0, 2)
     ),
     "adamw, corrected": Case(1, lambda: AdamW(0.125, weight_decay=DECAY), FROM_DENSE),
     "adam, corrected, float64": Case(
-        *(1, lambda: keras.optimizers.Adam(0.125, epsilon=0.0)), dtype="float64"
+        1, lambda: keras.optimizers.Adam(0.125, epsilon=0.0), dtype="float64"
     ),
     "adam, corrected, float16 variables": Case(
-        *(1, lambda: keras.optimizers.Adam(0.125, clipnorm=3.0)), dtype="float16"
+        1, lambda: keras.optimizers.Adam(0.125, clipnorm=3.0), dtype="float16"
     ),
     "adam, corrected, exempt apart": Case(
-        *(3, lambda: keras.optimizers.Adam(0.125), FROM_DENSE),
+        3,
+        lambda: keras.optimizers.Adam(0.125),
+        FROM_DENSE,
         exact=True,
         apart=True,
         paths=("tensorflow", "native"),
     ),
     "amsgrad": Case(
-        *(2, lambda: AdamW(0.125, weight_decay=DECAY, amsgrad=True)),
+        2,
+        lambda: AdamW(0.125, weight_decay=DECAY, amsgrad=True),
         settings={"corrections": tf_dgc.Corrections(adam=False)},
     ),
     "amsgrad, corrected": Case(
-        *(1, lambda: AdamW(0.125, weight_decay=DECAY, amsgrad=True), FROM_DENSE)
+        1, lambda: AdamW(0.125, weight_decay=DECAY, amsgrad=True), FROM_DENSE
     ),
     "adamax, corrected": Case(1, lambda: keras.optimizers.Adamax(0.125)),
     "nadam, corrected": Case(1, lambda: keras.optimizers.Nadam(0.125), FROM_DENSE),
     "momentum after the sum": Case(
-        *(1, lambda: SGD(0.125, momentum=0.9, nesterov=True, weight_decay=DECAY)),
+        1,
+        lambda: SGD(0.125, momentum=0.9, nesterov=True, weight_decay=DECAY),
         settings={"corrections": tf_dgc.Corrections(momentum=False)},
     ),
     "adamw, exempt apart": Case(
-        *(3, lambda: AdamW(0.125, weight_decay=DECAY), FROM_DENSE),
+        3,
+        lambda: AdamW(0.125, weight_decay=DECAY),
+        FROM_DENSE,
         exact=True,
         apart=True,
         paths=("composed", "native"),
@@ -135,7 +146,8 @@ CASES = {
         1, value_dtype="mxint8", settings={"uncompressed_dtype": "bfloat16"}
     ),
     "mxfp4 on the wire": Case(
-        *(3, MIXED["inner"]),
+        3,
+        MIXED["inner"],
         value_dtype="mxfp4",
         settings={"uncompressed_dtype": "mxint8"},
         paths=("tensorflow", "mixed", "composed", "native"),
@@ -144,12 +156,15 @@ CASES = {
     "float64, coded": Case(1, dtype="float64", value_dtype="float16"),
     "bfloat16 variables": Case(1, value_dtype="sign", dtype="bfloat16"),
     "small loss scale": Case(
-        *(1, lambda: SGD(2.0**-14, momentum=0.9, loss_scale_factor=2**-6)),
+        1,
+        lambda: SGD(2.0**-14, momentum=0.9, loss_scale_factor=2**-6),
         value_dtype="sign",
         dtype="float16",
     ),
     "never sparse, float16 variables": Case(
-        *(1, lambda: SGD(2.0**-14, momentum=0.9, loss_scale_factor=2**-6), 0.0),
+        1,
+        lambda: SGD(2.0**-14, momentum=0.9, loss_scale_factor=2**-6),
+        0.0,
         dtype="float16",
     ),
     "warm-up, float16 variables": Case(
@@ -157,40 +172,49 @@ CASES = {
     ),
     "never sparse": Case(2, sparsity=0.0),
     "float16 variables": Case(
-        *(2, lambda: SGD(2.0**-10, momentum=0.9, nesterov=True)),
+        2,
+        lambda: SGD(2.0**-10, momentum=0.9, nesterov=True),
         dtype="float16",
         paths=("composed", "native"),
     ),
     "warm-up": Case(2, sparsity=FROM_DENSE, paths=("composed", "native")),
     "warm-up, coded": Case(
-        *(2, MIXED["inner"], FROM_COSTLY, "sign"), paths=("tensorflow", "mixed")
+        2, MIXED["inner"], FROM_COSTLY, "sign", paths=("tensorflow", "mixed")
     ),
     "mixed workers": Case(2, **MIXED, paths=("mixed", "native")),
     "momentum": Case(3, paths=("composed", "native")),
     "global_clipnorm": Case(
-        *(2, lambda: SGD(0.125, momentum=0.9, global_clipnorm=5.0)),
+        2,
+        lambda: SGD(0.125, momentum=0.9, global_clipnorm=5.0),
         paths=("tensorflow", "native"),
     ),
     "sign on the wire": Case(4, value_dtype="sign", paths=("tensorflow", "native")),
     "warm-up of four": Case(
-        *(4, lambda: SGD(0.125, momentum=0.5), FROM_DENSE),
+        4,
+        lambda: SGD(0.125, momentum=0.5),
+        FROM_DENSE,
         exact=True,
         paths=("composed", "native"),
     ),
     "exempt apart": Case(
-        *(3, lambda: SGD(0.125, momentum=0.5)),
+        3,
+        lambda: SGD(0.125, momentum=0.5),
         exact=True,
         apart=True,
         paths=("composed", "native"),
     ),
     "exempt apart, warm-up": Case(
-        *(3, MIXED["inner"], FROM_DENSE, "sign"),
+        3,
+        MIXED["inner"],
+        FROM_DENSE,
+        "sign",
         exact=True,
         apart=True,
         paths=("tensorflow", "mixed"),
     ),
     "exempt apart, coded": Case(
-        *(3, lambda: SGD(0.125, momentum=0.5)),
+        3,
+        lambda: SGD(0.125, momentum=0.5),
         exact=True,
         apart=True,
         settings={"uncompressed_dtype": "mxint8"},
@@ -224,55 +248,60 @@ def make_optimizer(path, case):
     if case.sparsity == 0:
         return tf_dgc.CompressedOptimizer(case.inner(), "none", **case.settings)
     method = tf_dgc.compressors.TopK(case.sparsity, case.value_dtype)
-    given = {"corrections": tf_dgc.Corrections(), **case.settings}
-    if given["corrections"].momentum is None:
-        given["corrections"] = dataclasses.replace(given["corrections"], momentum=True)
-    return tf_dgc.CompressedOptimizer(case.inner(), method, **given)
+    settings = {"corrections": tf_dgc.Corrections(), **case.settings}
+    corrections = settings["corrections"]
+    if corrections.momentum is None:
+        settings["corrections"] = dataclasses.replace(corrections, momentum=True)
+    return tf_dgc.CompressedOptimizer(case.inner(), method, **settings)
 
 
 @contextlib.contextmanager
 def traced_as(path, apart):
-    """Let what is traced be composed, or use the native operations.
+    """Trace with the step implementation of a path.
 
-    Of these, all workers, none, or the first. Exempt tensors are apart, or as usual.
+    All workers ("native"), the first one ("mixed") or none use native operations.
     """
-    real = native.is_available
+    is_available = native.is_available
 
-    def is_live(variables):
+    def is_available_on_path(variables):
         context = tf.distribute.get_replica_context()
         replica = tf.get_static_value(context.replica_id_in_sync_group)
-        wanted = {"native": True, "mixed": replica == 0}
-        return wanted.get(path, False) and real(variables)
+        uses_native = path == "native" or (path == "mixed" and replica == 0)
+        return uses_native and is_available(variables)
 
-    chosen = (
+    step_implementations = (
         [generic_step.start_generic_step]
         if path == "composed"
         else implementations.IMPLEMENTATIONS
     )
-    worth = 0 if apart else base._WORTH_A_COLLECTIVE
+    threshold = 0 if apart else base._WORTH_A_COLLECTIVE
     with (
-        mock.patch.object(native, "is_available", is_live),
+        mock.patch.object(native, "is_available", is_available_on_path),
         mock.patch.object(
             native, "rules_available", lambda variables: path == "native"
         ),
-        mock.patch.object(implementations, "IMPLEMENTATIONS", chosen),
-        mock.patch.object(base, "_WORTH_A_COLLECTIVE", worth),
+        mock.patch.object(implementations, "IMPLEMENTATIONS", step_implementations),
+        mock.patch.object(base, "_WORTH_A_COLLECTIVE", threshold),
     ):
         yield
 
 
 # --- the inputs -----------------------------------------------------------------------
 
-# All that is sent is 0 in float16; and some of it is more than a float16 sum may hold.
+# All sent values are 0 in float16; some values are beyond the range of float16 sums.
 TINY = Example(
-    *(0, Numbers([0.0], 1e-12, 1), Numbers([0.0], 1e-12, 2)),
-    [Numbers([0.0], 1e-12, seed) for seed in (3, 4, 5)],
-    [],
+    iteration=0,
+    velocity=Numbers([0.0], 1e-12, 1),
+    residual=Numbers([0.0], 1e-12, 2),
+    gradients=[Numbers([0.0], 1e-12, seed) for seed in (3, 4, 5)],
+    bad=[],
 )
-BEYOND = Example(
-    *(1, Numbers([0.0], 1e3, 1), Numbers([6e4] + [0.0] * 60, 1e3, 2)),
-    [Numbers([0.0], 1e2, seed) for seed in (3, 4, 5)],
-    [],
+LARGE = Example(
+    iteration=1,
+    velocity=Numbers([0.0], 1e3, 1),
+    residual=Numbers([6e4] + [0.0] * 60, 1e3, 2),
+    gradients=[Numbers([0.0], 1e2, seed) for seed in (3, 4, 5)],
+    bad=[],
 )
 
 
@@ -288,7 +317,7 @@ def make_path(strategy, path, case):
 @pytest.mark.slow
 @pytest.mark.parametrize("name", rows(CASES, ALWAYS))
 @pytest.mark.filterwarnings("ignore:Gradients do not exist")
-def test_all_paths_take_the_same_steps(strategies, name):
+def test_all_paths_take_equal_steps(strategies, name):
     case = CASES[name]
     if not HAS_NATIVE:
         case = case._replace(paths=[p for p in case.paths if p not in NATIVE])
@@ -300,8 +329,8 @@ def test_all_paths_take_the_same_steps(strategies, name):
     @settings(max_examples=EXAMPLES, phases=PHASES)
     @given(examples(case.workers, case.exact))
     def check(drawn):
-        take_the_same_steps(paths, drawn, case.workers, wide, case.missing)
+        check_equal_steps(paths, drawn, case.workers, wide, case.missing)
 
     if not case.exact:
-        check = example(TINY)(example(BEYOND)(check))
+        check = example(TINY)(example(LARGE)(check))
     check()

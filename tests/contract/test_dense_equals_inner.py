@@ -1,4 +1,4 @@
-"""`sparsity=0` is the inner optimizer, step for step."""
+"""`sparsity=0` equals the inner optimizer in every step."""
 
 import keras
 import numpy as np
@@ -29,7 +29,7 @@ INNER = {
     "clipvalue": lambda: O.SGD(0.1, momentum=0.9, clipvalue=0.3),
     "loss scale": lambda: O.SGD(0.1, momentum=0.9, loss_scale_factor=8.0),
 }
-ADAMS_KIN = ["nadam", "nadam without momentum", "adam amsgrad", "adamax"]
+ADAM_VARIANTS = ["nadam", "nadam without momentum", "adam amsgrad", "adamax"]
 
 
 def compare(strategy, num_workers, make_inner, sparsity, rtol, steps=6, **settings):
@@ -43,13 +43,13 @@ def compare(strategy, num_workers, make_inner, sparsity, rtol, steps=6, **settin
     for gradients in make_gradients(num_workers, steps, "float32"):
         alone.step(gradients)
         wrapped.step(gradients)
-        for mine, reference in zip(wrapped.weights(), alone.weights(), strict=True):
-            np.testing.assert_allclose(mine, reference, rtol=rtol, atol=rtol)
+        for value, reference in zip(wrapped.weights(), alone.weights(), strict=True):
+            np.testing.assert_allclose(value, reference, rtol=rtol, atol=rtol)
     if alone.optimizer.use_ema:
         for trainer in (alone, wrapped):
             trainer.optimizer.finalize_variable_values(trainer.variables)
-        for mine, reference in zip(wrapped.weights(), alone.weights(), strict=True):
-            np.testing.assert_allclose(mine, reference, rtol=rtol, atol=rtol)
+        for value, reference in zip(wrapped.weights(), alone.weights(), strict=True):
+            np.testing.assert_allclose(value, reference, rtol=rtol, atol=rtol)
     assert wrapped.optimizer.iterations.numpy() == alone.optimizer.iterations.numpy()
     return wrapped.optimizer
 
@@ -61,7 +61,7 @@ def test_sparsity_0_equals_inner(strategies, inner, num_workers):
 
 
 def test_overwriting_with_the_moving_average(strategies):
-    # One worker: under a strategy stock Keras itself refuses it.
+    # One worker: under a strategy, Keras does not support it.
     def make_inner():
         return O.SGD(0.1, use_ema=True, ema_overwrite_frequency=2)
 
@@ -72,15 +72,15 @@ def test_overwriting_with_the_moving_average(strategies):
     ("inner", "num_workers"), in_turn(["nesterov", "adamw"], [3, 4])
 )
 def test_sparsity_0_equals_inner_with_more_workers(strategies, inner, num_workers):
-    # A ring sums in an order that depends on where its chunks begin, and the packed
-    # buffer has other chunks than stock TensorFlow's: equal to rounding only.
+    # A ring's order of summation depends on its chunks, and the packed buffer has other
+    # chunks than stock TensorFlow: results are equal to rounding only.
     compare(strategies[num_workers], num_workers, INNER[inner], 0.0, 1e-5)
 
 
 @pytest.mark.parametrize(
     "inner",
     rows(
-        ["momentum", "scheduled nesterov", "adam", "weight decay", *ADAMS_KIN],
+        ["momentum", "scheduled nesterov", "adam", "weight decay", *ADAM_VARIANTS],
         ["momentum", "scheduled nesterov", "adam", "weight decay"],
     ),
 )
@@ -93,12 +93,12 @@ def test_dense_steps_of_a_schedule_keep_momentum(strategies, inner):
 @pytest.mark.parametrize(
     "inner",
     rows(
-        ["momentum", "scheduled nesterov", "adam", *ADAMS_KIN],
+        ["momentum", "scheduled nesterov", "adam", *ADAM_VARIANTS],
         ["momentum", "scheduled nesterov", "adam"],
     ),
 )
-def test_exempt_tensors_follow_the_inner_optimizer(strategies, inner):
-    """With every tensor exempt, nothing differs from the inner optimizer alone."""
+def test_uncompressed_tensors_follow_the_inner_optimizer(strategies, inner):
+    """With every tensor uncompressed, the result is that of the inner optimizer."""
     compare(strategies[2], 2, INNER[inner], 0.999, 1e-5, min_compress_size=10**6)
 
 

@@ -1,4 +1,4 @@
-"""The native engine and TensorFlow's operations make the same bits of all inputs."""
+"""The native engine gives the same bits as TensorFlow's operations."""
 
 import functools
 from collections.abc import Callable
@@ -13,9 +13,9 @@ from hypothesis import given, settings
 from paths import (
     PHASES,
     Path,
+    check_equal_steps,
+    check_steps_with_idle_rows,
     examples,
-    take_steps_with_idle_rows,
-    take_the_same_steps,
 )
 from selection import rows
 
@@ -32,14 +32,14 @@ EXAMPLES = 8
 
 
 class Case(NamedTuple):
-    """A method and how it is used.
+    """A method and its optimizer.
 
     Attributes:
-        method: makes it.
-        workers: how many.
-        inner: makes the inner optimizer.
-        settings: of the optimizer.
-        apart: whether exempt tensors are summed by a collective of their own.
+        method: function that creates the method.
+        workers: number of workers.
+        inner: function that creates the inner optimizer.
+        settings: further arguments of the optimizer.
+        apart: whether a separate collective sums uncompressed tensors.
     """
 
     method: Callable[[], Any]
@@ -53,11 +53,11 @@ CORRECTED = {"corrections": tf_dgc.Corrections(momentum=True)}
 CASES = {
     "two_bit": Case(compressors.TwoBit, 2),
     "two_bit, nesterov": Case(
-        *(compressors.TwoBit, 1, lambda: SGD(0.125, 0.9, nesterov=True), CORRECTED)
+        compressors.TwoBit, 1, lambda: SGD(0.125, 0.9, nesterov=True), CORRECTED
     ),
     "one worker's ef_sign_sgd": Case(compressors.EFSignSGD),
     "ef_sign_sgd, momentum": Case(
-        *(compressors.EFSignSGD, 2, lambda: SGD(0.125, 0.9), CORRECTED)
+        compressors.EFSignSGD, 2, lambda: SGD(0.125, 0.9), CORRECTED
     ),
     "ef_sign_sgd, adam": Case(compressors.EFSignSGD, 2, keras.optimizers.Adam),
     "ef_sign_sgd, amsgrad": Case(
@@ -76,11 +76,13 @@ CASES = {
     "uniform_8bit, by chance": Case(lambda: compressors.Uniform8Bit(512, True), 2),
     "qsgd": Case(lambda: compressors.QSGD(coding="fixed"), 2),
     "qsgd, adam": Case(
-        *(lambda: compressors.QSGD(15, 100, "fixed"), 1, keras.optimizers.Adam),
+        lambda: compressors.QSGD(15, 100, "fixed"),
+        1,
+        keras.optimizers.Adam,
         {"error_feedback": True},
     ),
     "qsgd, one bucket": Case(lambda: compressors.QSGD(127, 10_000, "fixed")),
-    # Longer than a part of the work, and none of whole words.
+    # Longer than a task of the engine, and not of whole words.
     "uniform_8bit, long buckets": Case(lambda: compressors.Uniform8Bit(3001), 2),
     "qsgd, long buckets": Case(
         lambda: compressors.QSGD(127, 3001, "elias"), settings={"error_feedback": True}
@@ -104,31 +106,37 @@ CASES = {
     "ecq": Case(compressors.ECQ, 2),
     "ecq, fixed": Case(lambda: compressors.ECQ(coding="fixed")),
     "top_k, not kept": Case(
-        *(lambda: compressors.TopK(0.9), 2), settings={"error_feedback": False}
+        lambda: compressors.TopK(0.9), 2, settings={"error_feedback": False}
     ),
     "top_k in halves, not kept": Case(
         lambda: compressors.TopK(0.5, "float16"), settings={"error_feedback": False}
     ),
     "stc, momentum": Case(
-        *(lambda: compressors.STC(0.98), 2, lambda: SGD(0.125, 0.9), CORRECTED)
+        lambda: compressors.STC(0.98), 2, lambda: SGD(0.125, 0.9), CORRECTED
     ),
     "sbc": Case(lambda: compressors.SBC(0.98), 2),
     "sbc, most": Case(lambda: compressors.SBC(0.3)),
     "threshold": Case(lambda: compressors.Threshold(0.5, 0.1), 2),
     "threshold, momentum": Case(
         lambda: compressors.Threshold(1.0, 1.0, value_dtype="bfloat16"),
-        *(1, lambda: SGD(0.125, 0.9, nesterov=True), CORRECTED),
+        1,
+        lambda: SGD(0.125, 0.9, nesterov=True),
+        CORRECTED,
     ),
     "binary threshold": Case(lambda: compressors.Threshold(0.5, 0.1, True), 2),
     "sampled_threshold": Case(lambda: compressors.SampledThreshold(0.9), 2),
     "sampled_threshold, momentum": Case(
-        *(lambda: compressors.SampledThreshold(0.98), 1, lambda: SGD(0.125, 0.9)),
+        lambda: compressors.SampledThreshold(0.98),
+        1,
+        lambda: SGD(0.125, 0.9),
         CORRECTED,
     ),
     "adacomp": Case(compressors.AdaComp, 2),
     "adacomp, momentum": Case(
         lambda: compressors.AdaComp(100, 1.5, 3),
-        *(1, lambda: SGD(0.125, 0.9), CORRECTED),
+        1,
+        lambda: SGD(0.125, 0.9),
+        CORRECTED,
     ),
     "adacomp, not kept": Case(
         lambda: compressors.AdaComp(7), settings={"error_feedback": False}
@@ -136,25 +144,27 @@ CASES = {
     "variance_based": Case(compressors.VarianceBased, 2),
     "variance_based, momentum": Case(
         lambda: compressors.VarianceBased(0.5, 0.9, 0.2),
-        *(1, lambda: SGD(0.125, 0.9), CORRECTED),
+        1,
+        lambda: SGD(0.125, 0.9),
+        CORRECTED,
     ),
     "one_bit": Case(compressors.OneBit, 2),
     "one_bit, momentum": Case(
-        *(lambda: compressors.OneBit(False), 1, lambda: SGD(0.125, 0.9), CORRECTED)
+        lambda: compressors.OneBit(False), 1, lambda: SGD(0.125, 0.9), CORRECTED
     ),
     "random_k": Case(lambda: compressors.RandomK(0.9), 2),
     "random_k, momentum": Case(
-        *(compressors.RandomK, 1, lambda: SGD(0.125, 0.9, nesterov=True), CORRECTED)
+        compressors.RandomK, 1, lambda: SGD(0.125, 0.9, nesterov=True), CORRECTED
     ),
     "random_k, unbiased": Case(lambda: compressors.RandomK(0.7, True), 3, apart=True),
     "diana": Case(compressors.DIANA, 2),
     "diana, fixed": Case(
-        *(lambda: compressors.DIANA(3, 100, 0.5, "fixed"), 1, keras.optimizers.Adam)
+        lambda: compressors.DIANA(3, 100, 0.5, "fixed"), 1, keras.optimizers.Adam
     ),
     "tern_grad": Case(compressors.TernGrad, 2),
     "tern_grad, not clipped": Case(lambda: compressors.TernGrad(None)),
     "tern_grad, exempt apart": Case(
-        *(lambda: compressors.TernGrad(1.0), 3, lambda: SGD(0.125, 0.9)), apart=True
+        lambda: compressors.TernGrad(1.0), 3, lambda: SGD(0.125, 0.9), apart=True
     ),
     "laq": Case(compressors.LAQ, 2),
     "laq, often lazy": Case(lambda: compressors.LAQ(3, 9.0, 2, 2), 2, apart=True),
@@ -162,21 +172,26 @@ CASES = {
     "count_sketch": Case(lambda: compressors.CountSketch(0.9, 3, 0.05), 2),
     "count_sketch, momentum": Case(
         lambda: compressors.CountSketch(0.99, 5, 0.02),
-        *(1, lambda: SGD(0.125, 0.9), CORRECTED),
+        1,
+        lambda: SGD(0.125, 0.9),
+        CORRECTED,
     ),
     "count_sketch, not kept": Case(
-        *(lambda: compressors.CountSketch(0.95, 1), 3),
+        lambda: compressors.CountSketch(0.95, 1),
+        3,
         settings={"error_feedback": False},
     ),
     "chunked_top_k": Case(compressors.ChunkedTopK, 2),
     "chunked_top_k, momentum": Case(
         lambda: compressors.ChunkedTopK(100, 7, 0.9),
-        *(1, lambda: SGD(0.125, 0.9), CORRECTED),
+        1,
+        lambda: SGD(0.125, 0.9),
+        CORRECTED,
     ),
     "chunked_top_k, many": Case(lambda: compressors.ChunkedTopK(50, 49, 0.95), 2),
     "all compressed": Case(compressors.EFSignSGD, 2, settings={"min_compress_size": 0}),
 }
-# Every part of the engine at least once, always.
+# These always run and cover every part of the engine.
 ALWAYS = [
     "ef_sign_sgd, momentum",
     "uniform_8bit, by chance",
@@ -188,12 +203,12 @@ ALWAYS = [
 ]
 
 
-def make_path(strategy, case, chosen):
-    """Trace with these kinds of steps."""
-    worth = 0 if case.apart else base._WORTH_A_COLLECTIVE
+def make_path(strategy, case, step_implementations):
+    """Trace with these step implementations."""
+    threshold = 0 if case.apart else base._WORTH_A_COLLECTIVE
     with (
-        mock.patch.object(implementations, "IMPLEMENTATIONS", chosen),
-        mock.patch.object(base, "_WORTH_A_COLLECTIVE", worth),
+        mock.patch.object(implementations, "IMPLEMENTATIONS", step_implementations),
+        mock.patch.object(base, "_WORTH_A_COLLECTIVE", threshold),
     ):
         return Path(strategy, functools.partial(make_optimizer, case))
 
@@ -203,20 +218,18 @@ def make_optimizer(case):
 
 
 @pytest.mark.parametrize("name", rows(CASES, ALWAYS))
-def test_the_engine_takes_the_same_steps(strategies, name):
+def test_engine_takes_equal_steps(strategies, name):
     case = CASES[name]
     strategy = strategies[case.workers]
     paths = {
         "composed": make_path(strategy, case, [generic_step.start_generic_step]),
-        "engine": make_path(
-            strategy, case, [engine_step.start_engine_step]
-        ),  # fails for other methods
+        "engine": make_path(strategy, case, [engine_step.start_engine_step]),
     }
 
     @settings(max_examples=EXAMPLES, phases=PHASES)
     @given(examples(case.workers))
     def check(drawn):
-        take_the_same_steps(paths, drawn, case.workers)
+        check_equal_steps(paths, drawn, case.workers)
 
     check()
 
@@ -229,10 +242,10 @@ def test_rows_without_a_gradient_stay(strategies, name):
         "composed": make_path(strategy, case, [generic_step.start_generic_step]),
         "engine": make_path(strategy, case, [engine_step.start_engine_step]),
     }
-    take_steps_with_idle_rows(paths, case.workers)
+    check_steps_with_idle_rows(paths, case.workers)
 
 
-def test_workers_with_and_without_the_engine_understand_each_other(strategies):
+def test_workers_with_and_without_the_engine_take_equal_steps(strategies):
     case = CASES["qsgd"]
     paths = {
         "composed": make_path(strategies[2], case, [generic_step.start_generic_step]),
@@ -244,7 +257,7 @@ def test_workers_with_and_without_the_engine_understand_each_other(strategies):
     @settings(max_examples=EXAMPLES, phases=PHASES)
     @given(examples(2))
     def check(drawn):
-        take_the_same_steps(paths, drawn, 2)
+        check_equal_steps(paths, drawn, 2)
 
     check()
 
@@ -256,12 +269,12 @@ def test_workers_with_and_without_the_engine_understand_each_other(strategies):
         [("float16", True)],
     ),
 )
-def test_what_gpus_are_given_comes_to_the_same(strategies, name, has_kernels):
-    """Dense gradients, and sums back: here by the CPU's operations."""
+def test_gpu_inputs_give_equal_steps(strategies, name, has_kernels):
+    """GPUs get dense gradients and return sums; here CPU operations do the work."""
     case = CASES[name]
     strategy = strategies[case.workers]
     paths = {"composed": make_path(strategy, case, [generic_step.start_generic_step])}
-    chosen = (
+    step_implementations = (
         [engine_step.start_engine_step]
         if has_kernels
         else [engine_step.start_engine_step, generic_step.start_generic_step]
@@ -270,12 +283,12 @@ def test_what_gpus_are_given_comes_to_the_same(strategies, name, has_kernels):
         mock.patch.object(engine_step, "gpu_requested", lambda: True),
         mock.patch.object(engine_step, "gpu_supports", lambda *_: has_kernels),
     ):
-        paths["as on GPUs"] = make_path(strategy, case, chosen)
+        paths["as on GPUs"] = make_path(strategy, case, step_implementations)
 
     @settings(max_examples=EXAMPLES, phases=PHASES)
     @given(examples(case.workers))
     def check(drawn):
-        take_the_same_steps(paths, drawn, case.workers)
+        check_equal_steps(paths, drawn, case.workers)
 
     check()
 

@@ -1,4 +1,4 @@
-"""`jit_compile=True` without a strategy: the same results, or an error that says so."""
+"""`jit_compile=True` without a strategy gives equal results, or raises an error."""
 
 import keras
 import numpy as np
@@ -31,7 +31,7 @@ def train(optimizer, jit_compile):
 
 
 def compare(make_optimizer):
-    """Train compiled and not; return the stats of both."""
+    """Train with and without compilation; compare, and return the stats of both."""
     plain, plain_stats = train(make_optimizer(), False)
     compiled, compiled_stats = train(make_optimizer(), True)
     np.testing.assert_allclose(compiled, plain, rtol=1e-5, atol=1e-6)
@@ -56,7 +56,7 @@ SCHEDULES = {
     in_turn(SCHEDULES, [None, "bfloat16"], []),
 )
 def test_schedules_of_dgc(schedule, value_dtype):
-    """There is room for the most that the schedule ever sends."""
+    """The compiled step has room for the lowest sparsity of the schedule."""
 
     def make_optimizer():
         return tf_dgc.DGCOptimizer(
@@ -107,8 +107,8 @@ def test_schedules_of_top_k(schedule):
 
 @pytest.mark.parametrize("generic", [False, True])
 @pytest.mark.parametrize("value_dtype", ["sign", "mxint8", "mxfp4"])
-def test_what_a_scheduled_number_shares_cannot_be_compiled(generic, value_dtype):
-    """Said while the first step is traced, with what to do."""
+def test_shared_scales_with_a_schedule_raise(generic, value_dtype):
+    """The error comes while the first step is traced and says what to do."""
     sgd, schedule = keras.optimizers.SGD(0.1), SCHEDULES["warm-up"]
     if generic:
         method = compressors.TopK(schedule, value_dtype)
@@ -128,7 +128,7 @@ DRAWN |= {"rotated_quantization", "tern_grad"}
 
 @pytest.mark.parametrize("name", rows(compressors.METHODS, []))
 def test_every_method(name):
-    """With its defaults, but for phases, which come within the steps."""
+    """With default settings, except for phases that are longer than the test."""
     settings = {"lgc": {"dense_steps": 1, "learning_steps": 1, "channels": 2}}
 
     def make_optimizer():
@@ -145,14 +145,14 @@ def test_every_method(name):
 
 
 def check_drawn(optimizer):
-    """Compiled, what arrived and what is kept add up to the gradients, or are near."""
+    """Check that the compiled step's sums and residuals add up to the gradients."""
     weights, stats = train(optimizer, True)
     assert stats.steps == STEPS
     rng = np.random.default_rng(1)
     start, *gradients = (rng.normal(size=SHAPE) for _ in range(STEPS + 1))
-    arrived = (start - weights) / RATE
+    total = (start - weights) / RATE
     if optimizer.residual:
-        total = arrived + optimizer.residual[0].numpy() / RATE
+        total = total + optimizer.residual[0].numpy() / RATE
         np.testing.assert_allclose(total, sum(gradients), rtol=1e-4, atol=1e-4)
     else:
-        assert np.corrcoef(arrived.ravel(), sum(gradients).ravel())[0, 1] > 0.3
+        assert np.corrcoef(total.ravel(), sum(gradients).ravel())[0, 1] > 0.3

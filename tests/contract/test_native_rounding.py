@@ -1,15 +1,14 @@
-"""Methods whose native sums are rounded otherwise than TensorFlow's.
+"""Methods whose native sums are rounded differently from TensorFlow's.
 
-All workers have one or the other; the paths agree to that rounding.
+All workers use the same implementation; the implementations agree to rounding.
 """
 
-import functools
 from unittest import mock
 
 import keras
 import numpy as np
 import pytest
-from paths import SHAPES, Path, take_steps_with_idle_rows
+from paths import SHAPES, Path, check_steps_with_idle_rows
 from selection import rows
 
 import tf_dgc
@@ -23,11 +22,15 @@ pytestmark = pytest.mark.skipif(
 SGD = keras.optimizers.SGD
 CASES = {
     "rank 2": (
-        *(2, lambda: compressors.PowerSGD(2), lambda: SGD(0.125)),
+        2,
+        lambda: compressors.PowerSGD(2),
+        lambda: SGD(0.125),
         {"corrections": tf_dgc.Corrections(scale_before_accumulation=False)},
     ),
     "rank 1, momentum": (
-        *(1, lambda: compressors.PowerSGD(1), lambda: SGD(0.1, 0.9)),
+        1,
+        lambda: compressors.PowerSGD(1),
+        lambda: SGD(0.1, 0.9),
         {
             "corrections": tf_dgc.Corrections(
                 momentum=True, scale_before_accumulation=False
@@ -35,16 +38,23 @@ CASES = {
         },
     ),
     "not kept": (
-        *(2, compressors.PowerSGD, lambda: SGD(0.1, 0.9)),
+        2,
+        compressors.PowerSGD,
+        lambda: SGD(0.1, 0.9),
         {"error_feedback": False},
     ),
     "adam": (
-        *(1, compressors.PowerSGD, keras.optimizers.Adam),
+        1,
+        compressors.PowerSGD,
+        keras.optimizers.Adam,
         {"corrections": tf_dgc.Corrections(adam=False)},
     ),
     "demo": (2, lambda: compressors.DeMo(16, 5, 0.9, False), lambda: SGD(0.125), {}),
     "demo, signs in halves": (
-        *(1, lambda: compressors.DeMo(value_dtype="float16"), lambda: SGD(0.01), {}),
+        1,
+        lambda: compressors.DeMo(value_dtype="float16"),
+        lambda: SGD(0.01),
+        {},
     ),
 }
 CASES["rate"] = (*CASES["rank 2"][:3], {})
@@ -53,37 +63,37 @@ UNBOUNDED = [
 ]
 
 
-def make_path(strategy, name, chosen):
+def make_path(strategy, name, step_implementation):
     _, method, inner, settings = CASES[name]
 
     def make_optimizer():
         return tf_dgc.CompressedOptimizer(inner(), method(), **settings)
 
-    with mock.patch.object(implementations, "IMPLEMENTATIONS", [chosen]):
-        return Path(strategy, functools.partial(make_optimizer))
+    with mock.patch.object(implementations, "IMPLEMENTATIONS", [step_implementation]):
+        return Path(strategy, make_optimizer)
 
 
 @pytest.fixture(scope="module", params=rows(CASES, [*UNBOUNDED, "demo"]))
 def case(request, strategies):
-    """Number of workers, and paths by name."""
+    """Return the number of workers, and paths by name."""
     workers = CASES[request.param][0]
-    kept = {
+    step_implementations = {
         "composed": generic_step.start_generic_step,
         "engine": engine_step.start_engine_step,
     }
     return workers, {
-        name: make_path(strategies[workers], request.param, kind)
-        for name, kind in kept.items()
+        name: make_path(strategies[workers], request.param, step_implementation)
+        for name, step_implementation in step_implementations.items()
     }
 
 
 @pytest.fixture
 def rng():
-    """Return a generator, the same one in every test."""
+    """Return a generator with the same seed in every test."""
     return np.random.default_rng(11)
 
 
-def keys(rng, workers, scale=1.0):
+def draw(rng, workers, scale=1.0):
     return [
         [scale * rng.normal(size=s).astype(np.float32) for s in SHAPES]
         for _ in range(workers)
@@ -91,33 +101,34 @@ def keys(rng, workers, scale=1.0):
 
 
 def restart(paths, rng, workers):
-    kept = keys(rng, workers), keys(rng, workers)
+    velocity, residual = draw(rng, workers), draw(rng, workers)
     for path in paths.values():
-        path.restart(3, *kept)
+        path.restart(3, velocity, residual)
 
 
 @pytest.mark.slow
-def test_both_take_nearly_the_same_steps(case, rng):
+def test_both_implementations_take_nearly_equal_steps(case, rng):
     workers, paths = case
     restart(paths, rng, workers)
     for scale in 1.0, 1e-3, 30.0:
-        gradients = keys(rng, workers, scale)
-        composed_one, native = (path.outcome(gradients) for path in paths.values())
-        assert native.keys() == composed_one.keys()
+        gradients = draw(rng, workers, scale)
+        composed, native = (path.outcome(gradients) for path in paths.values())
+        assert native.keys() == composed.keys()
         for name, value in native.items():
-            expected, largest = composed_one[name], np.max(np.abs(composed_one[name]))
+            expected, largest = composed[name], np.max(np.abs(composed[name]))
             np.testing.assert_allclose(value, expected, 0, 2e-4 * largest, err_msg=name)
 
 
-def test_zeros_are_sent_as_such(case, rng):
+def test_zero_gradients_change_nothing(case, rng):
     workers, paths = case
+    zeros = [[np.zeros(s) for s in SHAPES]] * workers
     for path in paths.values():
-        path.restart(3, *[[[np.zeros(s) for s in SHAPES]] * workers] * 2)
+        path.restart(3, velocity=zeros, residual=zeros)
         before = [v.numpy() for v in path.variables]
         path.outcome([[np.zeros(s, np.float32) for s in SHAPES]] * workers)
         for variable, value in zip(path.variables, before, strict=True):
             np.testing.assert_array_equal(variable.numpy(), value)
-    gradients = keys(rng, workers)  # and what comes next is taken
+    gradients = draw(rng, workers)  # later gradients do change the weights
     for path in paths.values():
         assert "refused" not in path.outcome(gradients)
         assert not np.array_equal(path.variables[0].numpy(), before[0])
@@ -127,32 +138,32 @@ def test_zeros_are_sent_as_such(case, rng):
 def test_rows_without_a_gradient_stay(case):
     workers, paths = case
     for name, path in paths.items():
-        take_steps_with_idle_rows({name: path}, workers)
+        check_steps_with_idle_rows({name: path}, workers)
 
 
-def test_what_is_not_finite_is_left_out(case, rng):
+def test_nonfinite_gradient_is_counted(case, rng):
     workers, paths = case
     restart(paths, rng, workers)
-    gradients = keys(rng, workers)
+    gradients = draw(rng, workers)
     gradients[0][1][2, 3] = np.nan
     for path in paths.values():
         assert path.outcome(gradients)["nonfinite"] == 1
 
 
 @pytest.mark.parametrize("case", UNBOUNDED, indirect=True, scope="module")
-def test_a_sum_that_overflows_is_refused(case, rng):
+def test_overflowing_sum_raises(case, rng):
     workers, paths = case
-    kept = keys(rng, workers, 0.0), keys(rng, workers, 0.0)
+    velocity, residual = draw(rng, workers, 0.0), draw(rng, workers, 0.0)
     for path in paths.values():
-        path.restart(3, *kept)
-        gradients = keys(rng, workers, 6e37)
+        path.restart(3, velocity, residual)
+        gradients = draw(rng, workers, 6e37)
         before = [v.numpy() for v in path.variables]
         assert path.outcome(gradients).get("refused")
         for variable, value in zip(path.variables, before, strict=True):
             np.testing.assert_array_equal(variable.numpy(), value)
 
 
-def test_one_worker_without_it_makes_all_do_without(strategies):
+def test_one_worker_without_native_rules_disables_them_on_all(strategies):
     _, method, inner, _ = CASES["rank 2"]
     engines = mock.Mock(wraps=engine_step.start_engine_step)
     with (

@@ -1,4 +1,4 @@
-"""NaN or Inf on one worker: left out, counted, said once, and nothing is poisoned."""
+"""A worker's NaN or Inf gradient is skipped and counted, with one warning."""
 
 import keras
 import numpy as np
@@ -17,7 +17,7 @@ SPARSITY = {
 
 
 @pytest.mark.parametrize(("steps", "value"), in_turn(SPARSITY, [np.nan, np.inf]))
-def test_contribution_is_left_out(strategies, capfd, steps, value):
+def test_nonfinite_gradient_is_skipped(strategies, capfd, steps, value):
     """The others train on as if this worker's gradient had been zero."""
 
     def make_optimizer():
@@ -36,9 +36,9 @@ def test_contribution_is_left_out(strategies, capfd, steps, value):
             gradients[worker][0][3, 4] = value
         poisoned.step(gradients)
         reference.step(zeroed)
-    for mine, expected in zip(poisoned.weights(), reference.weights(), strict=True):
-        assert np.all(np.isfinite(mine))
-        np.testing.assert_array_equal(mine, expected)
+    for weights, expected in zip(poisoned.weights(), reference.weights(), strict=True):
+        assert np.all(np.isfinite(weights))
+        np.testing.assert_array_equal(weights, expected)
     for state in (*poisoned.optimizer.residual, *poisoned.optimizer.velocity):
         assert np.all(np.isfinite(state.numpy()))
     assert poisoned.optimizer.stats.nonfinite == 3
@@ -59,15 +59,15 @@ def test_all_workers_nonfinite(strategies):
     for local in gradients:
         local[1][0] = np.nan
     trainer.step(gradients)
-    for mine, before in zip(trainer.weights(), weights, strict=True):
-        np.testing.assert_array_equal(mine, before)
+    for value, before in zip(trainer.weights(), weights, strict=True):
+        np.testing.assert_array_equal(value, before)
     assert trainer.optimizer.stats.nonfinite == 2
 
 
 @pytest.mark.parametrize("clipping", ["clipnorm", "global_clipnorm"])
 @pytest.mark.parametrize("path", ["native", "tensorflow"])
 def test_overflow_of_the_norm(strategies, monkeypatch, path, clipping):
-    """The gradient is finite, but what it would be multiplied by is not a number."""
+    """The gradient is finite, but its clipping factor is not."""
     if path == "tensorflow":
         monkeypatch.setattr(native, "is_available", lambda variables: False)
     weights = initial_weights("float32")
@@ -78,8 +78,8 @@ def test_overflow_of_the_norm(strategies, monkeypatch, path, clipping):
         weights,
     )
     trainer.step([[np.full(w.shape, 1e30, "float32") for w in weights]])
-    for mine, before in zip(trainer.weights(), weights, strict=True):
-        np.testing.assert_array_equal(mine, before)
+    for value, before in zip(trainer.weights(), weights, strict=True):
+        np.testing.assert_array_equal(value, before)
     for state in (*trainer.optimizer.residual, *trainer.optimizer.velocity):
         assert not np.any(state.numpy())
     assert trainer.optimizer.stats.nonfinite == 1

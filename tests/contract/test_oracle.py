@@ -96,7 +96,7 @@ def _rate_of(settings):
     return lambda step: float(schedule(step))
 
 
-# That the rest of the settings is the same by all paths is in test_all_paths.py.
+# test_all_paths.py covers the other settings.
 FEW = [
     "nesterov",
     "no masking",
@@ -121,16 +121,16 @@ def test_matches_oracle_in_float64(strategies, case, num_workers):
     for gradients in make_gradients(num_workers, STEPS):
         trainer.step(gradients)
         oracle.step(gradients)
-        for mine, reference in zip(trainer.weights(), oracle.weights, strict=True):
-            np.testing.assert_allclose(mine, reference, rtol=1e-12, atol=1e-12)
+        for value, reference in zip(trainer.weights(), oracle.weights, strict=True):
+            np.testing.assert_allclose(value, reference, rtol=1e-12, atol=1e-12)
     residuals = trainer.local(trainer.optimizer.residual)
-    for mine, worker in zip(residuals, oracle.workers, strict=True):
-        for r, reference in zip(mine, worker.residual, strict=True):
+    for residual, worker in zip(residuals, oracle.workers, strict=True):
+        for r, reference in zip(residual, worker.residual, strict=True):
             np.testing.assert_allclose(r, reference, rtol=1e-12, atol=1e-12)
     if oracle.momentum:
         velocities = trainer.local(trainer.optimizer.velocity)
-        for mine, worker in zip(velocities, oracle.workers, strict=True):
-            for v, reference in zip(mine, worker.velocity, strict=True):
+        for velocity, worker in zip(velocities, oracle.workers, strict=True):
+            for v, reference in zip(velocity, worker.velocity, strict=True):
                 np.testing.assert_allclose(v, reference, rtol=1e-12, atol=1e-12)
 
 
@@ -138,14 +138,14 @@ def test_matches_oracle_in_float64(strategies, case, num_workers):
     "case", rows(["momentum", "nesterov", "schedule"], ["schedule"])
 )
 def test_matches_oracle_in_float32(strategies, case):
-    # Rounding may exchange two entries of nearly equal magnitude, which then go out in
-    # another order; so the tolerance is on the mean, not on each entry.
+    # Rounding may swap two entries of nearly equal magnitude, which are then sent in
+    # another order. So the tolerance applies to the mean, not to each entry.
     trainer, oracle = make_pair(strategies, 2, case, "float32")
     for gradients in make_gradients(2, STEPS, "float32"):
         trainer.step(gradients)
         oracle.step(gradients)
-    for mine, reference in zip(trainer.weights(), oracle.weights, strict=True):
-        assert np.mean(np.abs(mine - reference)) < 1e-5
+    for value, reference in zip(trainer.weights(), oracle.weights, strict=True):
+        assert np.mean(np.abs(value - reference)) < 1e-5
 
 
 @pytest.mark.slow
@@ -166,8 +166,8 @@ def test_workers_stay_bit_identical(strategies, num_workers):
         [None, "bfloat16", "sign", "mxfp4"],
     ),
 )
-def test_nothing_is_lost(strategies, value_dtype):
-    """Sent plus residual equals all gradients, with plain error feedback."""
+def test_sent_plus_residual_equals_all_gradients(strategies, value_dtype):
+    """With plain error feedback."""
     weights = initial_weights()
     trainer = Trainer(
         strategies[2],
@@ -181,7 +181,7 @@ def test_nothing_is_lost(strategies, value_dtype):
         trainer.step(gradients)
     for i in range(len(SHAPES)):
         sent = weights[i] - trainer.weights()[i]
-        kept = trainer.optimizer.residual[i].numpy()
-        everything = sum(worker[i] for step in steps for worker in step)
-        np.testing.assert_allclose(sent + kept, everything, rtol=1e-12, atol=1e-12)
+        residual = trainer.optimizer.residual[i].numpy()
+        expected = sum(worker[i] for step in steps for worker in step)
+        np.testing.assert_allclose(sent + residual, expected, rtol=1e-12, atol=1e-12)
     assert np.any(trainer.optimizer.residual[0].numpy())

@@ -1,4 +1,4 @@
-"""What is too large: left out, kept back or refused, and nothing is lost by it."""
+"""Values that overflow are skipped, stay in the residual, or raise an error."""
 
 import dataclasses
 import itertools
@@ -17,9 +17,9 @@ PATHS = ["native", "tensorflow", "generic"]
 
 
 def make_trainer(path, monkeypatch, strategy, dtype="float32", rule=None, **settings):
-    """Return a trainer of one path through a step, of momentum correction and top-k.
+    """Return a trainer with momentum correction and top-k along one path.
 
-    What is accumulated are gradients, unless `corrections` says otherwise.
+    Gradients are not scaled before accumulation, unless `corrections` says so.
     """
     sgd = rule or (lambda: keras.optimizers.SGD(0.125, momentum=0.5))
     unscaled = tf_dgc.Corrections(scale_before_accumulation=False)
@@ -59,48 +59,38 @@ def state(trainer):
 
 @pytest.mark.parametrize("scales_by_learning_rate", [True, False])
 @pytest.mark.parametrize("path", PATHS)
-def test_a_large_finite_part_takes_nothing_with_it(
+def test_skipped_large_gradient_equals_a_zero_gradient(
     strategies, monkeypatch, path, scales_by_learning_rate
 ):
-    """As if the gradient had been 0: 1e8 - 1e8 would have been all that was left."""
-    asks = path, monkeypatch, strategies[1]
-    wrong, zero = (
-        make_trainer(
-            *asks,
-            corrections=tf_dgc.Corrections(
-                scale_before_accumulation=scales_by_learning_rate
-            ),
-        )
+    """Adding and subtracting 1e8 would round the state away."""
+    corrections = tf_dgc.Corrections(scale_before_accumulation=scales_by_learning_rate)
+    nonfinite, zero = (
+        make_trainer(path, monkeypatch, strategies[1], corrections=corrections)
         for _ in range(2)
     )
     (gradients,) = make_gradients(1, 1, "float32")
-    for trainer in (wrong, zero):
+    for trainer in (nonfinite, zero):
         fill(trainer, 1e-3, 3e-3)
-        factor = 1e8 if trainer is wrong else 0
-        given = [g * np.float32(factor) for g in gradients[0]]
-        if trainer is wrong:
-            given[2][0, 1] = np.nan
-        trainer.step([given])
-    for mine, expected in zip(state(wrong)[0], state(zero)[0], strict=True):
-        assert mine.tobytes() == expected.tobytes()
-    assert np.any(state(wrong)[0][0])
-    assert wrong.optimizer.stats.nonfinite == 1
+        factor = 1e8 if trainer is nonfinite else 0
+        scaled = [g * np.float32(factor) for g in gradients[0]]
+        if trainer is nonfinite:
+            scaled[2][0, 1] = np.nan
+        trainer.step([scaled])
+    for value, expected in zip(state(nonfinite)[0], state(zero)[0], strict=True):
+        assert value.tobytes() == expected.tobytes()
+    assert np.any(state(nonfinite)[0][0])
+    assert nonfinite.optimizer.stats.nonfinite == 1
 
 
 @pytest.mark.parametrize("scales_by_learning_rate", [True, False])
 @pytest.mark.parametrize("poisoned", [False, True])
 @pytest.mark.parametrize("path", PATHS)
-def test_nothing_that_overflows_is_kept_or_sent(
+def test_state_and_weights_stay_finite_if_momentum_overflows(
     strategies, monkeypatch, path, poisoned, scales_by_learning_rate
 ):
-    """Of an entry that would overflow by momentum alone, the residual stays."""
-    asks = path, monkeypatch, strategies[1]
-    trainer = make_trainer(
-        *asks,
-        corrections=tf_dgc.Corrections(
-            scale_before_accumulation=scales_by_learning_rate
-        ),
-    )
+    """An entry that overflows by momentum alone keeps its residual."""
+    corrections = tf_dgc.Corrections(scale_before_accumulation=scales_by_learning_rate)
+    trainer = make_trainer(path, monkeypatch, strategies[1], corrections=corrections)
     fill(trainer, 3e38, 3e38)
     (gradients,) = make_gradients(1, 1, "float32")
     if poisoned:
@@ -108,17 +98,15 @@ def test_nothing_that_overflows_is_kept_or_sent(
     before = state(trainer)[0]
     trainer.step(gradients)
     assert trainer.optimizer.stats.nonfinite == 1
-    for mine in (*state(trainer)[0], *trainer.weights()):
-        assert np.all(np.isfinite(mine))
+    for value in (*state(trainer)[0], *trainer.weights()):
+        assert np.all(np.isfinite(value))
     half = len(before) // 2
     sent = [old - new for old, new in zip(before, state(trainer)[0], strict=True)]
     assert all(np.any(s) for s in sent[half:])
 
 
 @pytest.mark.parametrize("path", PATHS)
-def test_a_gradient_that_overflows_the_residual_is_left_out_there(
-    strategies, monkeypatch, path
-):
+def test_entry_that_overflows_the_residual_is_skipped(strategies, monkeypatch, path):
     trainer = make_trainer(path, monkeypatch, strategies[1])
     fill(trainer, 0, 3e38)
     (gradients,) = make_gradients(1, 1, "float32")
@@ -132,11 +120,13 @@ def test_a_gradient_that_overflows_the_residual_is_left_out_there(
 
 
 @pytest.mark.parametrize("path", PATHS)
-def test_a_product_with_the_learning_rate_that_overflows_is_left_out_there(
+def test_entry_that_overflows_by_the_learning_rate_is_skipped(
     strategies, monkeypatch, path
 ):
     trainer = make_trainer(
-        *(path, monkeypatch, strategies[1]),
+        path,
+        monkeypatch,
+        strategies[1],
         rule=lambda: keras.optimizers.SGD(4.0, momentum=0.5),
         corrections=tf_dgc.Corrections(scale_before_accumulation=True),
     )
@@ -150,10 +140,10 @@ def test_a_product_with_the_learning_rate_that_overflows_is_left_out_there(
     assert trainer.optimizer.stats.nonfinite == 1
 
 
-# --- variables that hold less than what is accumulated --------------------------------
+# --- variables with a smaller range than the residual ---------------------------------
 
 DENSE = tf_dgc.schedules.PiecewiseConstantSparsity([1], [0.0, 0.9])
-# Of each dtype a number whose double does not fit, and a learning rate for it.
+# By dtype: a number whose double overflows, and a learning rate for it.
 LARGE = {
     "float16": (6e4, 2.0**-12),
     "bfloat16": (3.3e38, 2.0**-126),
@@ -164,7 +154,10 @@ LARGE = {
 def large_trainer(path, monkeypatch, strategy, dtype, **settings):
     large, rate = LARGE[dtype]
     trainer = make_trainer(
-        *(path, monkeypatch, strategy, dtype),
+        path,
+        monkeypatch,
+        strategy,
+        dtype,
         rule=lambda: keras.optimizers.SGD(rate, momentum=0.5),
         **settings,
     )
@@ -182,7 +175,7 @@ def large_trainer(path, monkeypatch, strategy, dtype, **settings):
     ],
 )
 def test_sums_fit_into_the_variable(strategies, monkeypatch, path, sparsity, dtype):
-    """Each of two workers sends at most half of what fits, and keeps the rest."""
+    """Each of two workers sends at most half of the range and keeps the rest."""
     trainer = large_trainer(path, monkeypatch, strategies[2], dtype, sparsity=sparsity)
     large, rate = LARGE[dtype]
     share = value_types.largest_contribution(tf.as_dtype(dtype), 2)
@@ -190,10 +183,10 @@ def test_sums_fit_into_the_variable(strategies, monkeypatch, path, sparsity, dty
     before = trainer.weights()
     trainer.step([[np.zeros_like(w) for w in before]] * 2)
     for i, (old, new) in enumerate(zip(before, trainer.weights(), strict=True)):
-        moved = old.astype("float64") - new.astype("float64")
-        sent = np.abs(moved) > 2 * rate * share * 0.9
+        update = old.astype("float64") - new.astype("float64")
+        sent = np.abs(update) > 2 * rate * share * 0.9
         assert np.all(np.isfinite(new))
-        np.testing.assert_allclose(moved[sent], 2 * rate * share, rtol=0.02)
+        np.testing.assert_allclose(update[sent], 2 * rate * share, rtol=0.02)
         count = sent.size if sparsity is DENSE or old.ndim < 2 else None
         assert np.count_nonzero(sent) == (count or max(sent.size // 10, 21))
         for worker in trainer.local(trainer.optimizer.residual):
@@ -204,8 +197,8 @@ def test_sums_fit_into_the_variable(strategies, monkeypatch, path, sparsity, dty
 
 
 @pytest.mark.parametrize("method", ["sparsity 0", "none", "qsgd"])
-def test_sums_without_a_residual_are_refused(strategies, method):
-    """Nothing could keep what does not fit, so no worker changes its weights."""
+def test_overflowing_sum_without_a_residual_raises(strategies, method):
+    """No residual can keep the rest, so no worker changes its weights."""
 
     def make_optimizer():
         sgd = keras.optimizers.SGD(2.0**-12)
@@ -218,12 +211,11 @@ def test_sums_without_a_residual_are_refused(strategies, method):
     gradients = [np.full(w.shape, 4e4, "float16") for w in before]
     with pytest.raises(tf.errors.InvalidArgumentError, match=r"dtype \(float16\)"):
         trainer.step([gradients] * 2)
-    for mine, old in zip(trainer.weights(), before, strict=True):
-        np.testing.assert_array_equal(mine, old)
+    for new, old in zip(trainer.weights(), before, strict=True):
+        np.testing.assert_array_equal(new, old)
 
 
-def test_a_constant_gradient_of_float16(strategies):
-    """What is accumulated exceeds float16 before it is sent."""
+def test_residual_of_float16_variables_may_exceed_float16(strategies):
     trainer = Trainer(
         strategies[1],
         lambda: tf_dgc.DGCOptimizer(
@@ -239,9 +231,10 @@ def test_a_constant_gradient_of_float16(strategies):
     (weights,) = trainer.weights()
     (residual,) = trainer.local(trainer.optimizer.residual)[0]
     assert np.all(np.isfinite(weights))
-    given = weights.size * (65_400 + 6 * 100)
+    accumulated = weights.size * (65_400 + 6 * 100)
     sent = -np.sum(weights, dtype="float64") * 2**17
-    assert given == pytest.approx(np.sum(residual, dtype="float64") + sent, rel=1e-4)
+    total = np.sum(residual, dtype="float64") + sent
+    assert accumulated == pytest.approx(total, rel=1e-4)
     assert trainer.optimizer.stats.nonfinite == 0
 
 
@@ -253,8 +246,8 @@ def test_a_constant_gradient_of_float16(strategies):
         tf_dgc.compressors.VarianceBased(),
     ],
 )
-def test_what_is_kept_beyond_what_is_sent_is_no_gradient(strategies, method):
-    """Of two workers' float16 each sends 16,384 at most; more may wait."""
+def test_residual_above_the_largest_contribution_does_not_grow(strategies, method):
+    """Each of two workers sends 16,384 at most in float16; its residual is larger."""
     trainer = Trainer(
         strategies[2],
         lambda: tf_dgc.CompressedOptimizer(
@@ -266,11 +259,11 @@ def test_what_is_kept_beyond_what_is_sent_is_no_gradient(strategies, method):
         [np.zeros((40, 50), "float16")],
     )
     fill_residual(trainer, 20_000.0)
-    before = np.abs(kept(trainer)).max()
+    before = np.abs(residuals(trainer)).max()
     for _ in range(5):
         trainer.step([[np.zeros((40, 50), "float16")]] * 2)
-        assert np.abs(kept(trainer)).max() <= before
-    assert np.abs(kept(trainer)).min() < before
+        assert np.abs(residuals(trainer)).max() <= before
+    assert np.abs(residuals(trainer)).min() < before
 
 
 def fill_residual(trainer, number):
@@ -279,5 +272,5 @@ def fill_residual(trainer, number):
             copy.assign(tf.fill(copy.shape, tf.cast(number, copy.dtype)))
 
 
-def kept(trainer):
+def residuals(trainer):
     return np.stack([worker[0] for worker in trainer.local(trainer.optimizer.residual)])

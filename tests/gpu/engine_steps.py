@@ -206,15 +206,25 @@ class Both:
     def launch(self, worker, workspace):
         """Only queue it."""
         self.engine.encode(
-            *(self.device.stream, worker.tensors, worker.coding),
-            *(worker.scales.pointer, worker.iteration.pointer, worker.vectors),
-            *(workspace.pointer, worker.words.pointer, worker.all_taken.pointer),
+            self.device.stream,
+            worker.tensors,
+            worker.coding,
+            worker.scales.pointer,
+            worker.iteration.pointer,
+            worker.vectors,
+            workspace.pointer,
+            worker.words.pointer,
+            worker.all_taken.pointer,
         )
 
     def encode_on_cpu(self, worker):
         self.cpu.encode(
-            *(worker.tensors, worker.coding, worker.scales.pointer),
-            *(worker.iteration.pointer, worker.vectors, worker.words.pointer),
+            worker.tensors,
+            worker.coding,
+            worker.scales.pointer,
+            worker.iteration.pointer,
+            worker.vectors,
+            worker.words.pointer,
         )
 
     def sum(self, cases, buffers, numbers, descend):
@@ -248,10 +258,17 @@ class Both:
         workspace = memory.poisoned(num_bytes)
         status = memory.poisoned(cuda_library.STATUS_BYTES)
         self.engine.sum(
-            *(memory.stream, tensors, FINGERPRINT, given.buffers.pointer),
-            *(*buffers.shape, given.vectors, [t.pointer for t in given.targets]),
-            *(given.rate and given.rate.pointer, given.finite.pointer),
-            *(workspace.pointer, status.pointer),
+            memory.stream,
+            tensors,
+            FINGERPRINT,
+            given.buffers.pointer,
+            *buffers.shape,
+            given.vectors,
+            [t.pointer for t in given.targets],
+            given.rate and given.rate.pointer,
+            given.finite.pointer,
+            workspace.pointer,
+            status.pointer,
         )
         found = status.read().view(cuda_library.STATUS)[0]
         return (self.describe(int(found["error"])), found["nonfinite"], *given.read())
@@ -259,9 +276,14 @@ class Both:
     def _sum_on_cpu(self, cases, buffers, numbers, descend):
         given = _Given(devices.Emulated(), cases, buffers, numbers, descend)
         nonfinite, wrong = self.cpu.sum(
-            *(given.tensors, FINGERPRINT, given.buffers.pointer, *buffers.shape),
-            *(given.vectors, [t.pointer for t in given.targets]),
-            *(given.rate and given.rate.pointer, given.finite.pointer),
+            given.tensors,
+            FINGERPRINT,
+            given.buffers.pointer,
+            *buffers.shape,
+            given.vectors,
+            [t.pointer for t in given.targets],
+            given.rate and given.rate.pointer,
+            given.finite.pointer,
         )
         return (wrong, nonfinite, *given.read())
 

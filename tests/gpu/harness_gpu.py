@@ -71,8 +71,11 @@ class Step:
             self._device.stream,
             self.tensors,
             self.settings,
-            *(self.scales.pointer, self.offsets.pointer, self.hints.pointer),
-            *(self.workspace.pointer, self.words.pointer),
+            self.scales.pointer,
+            self.offsets.pointer,
+            self.hints.pointer,
+            self.workspace.pointer,
+            self.words.pointer,
         )
 
     def expect(self, cases, words):
@@ -169,10 +172,12 @@ class Runner:
             tensors,
             FINGERPRINT,
             on_device.pointer,
-            *(len(buffers), buffers.shape[1]),
+            len(buffers),
+            buffers.shape[1],
             [t.pointer for t in targets],
             rate and rate.pointer,
-            *(workspace.pointer, status.pointer),
+            workspace.pointer,
+            status.pointer,
         )
         found = status.read().view(cuda_library.STATUS)[0]
         return found, [t.read() for t in targets]

@@ -96,7 +96,8 @@ def test_small_buffer_is_that_of_the_reference(runner):
     """The oracle of these tests writes what the wire format's own reference reads."""
     layout = [
         *((900, "float32", t) for t in VALUE_TYPES),
-        *((33, "float32", "exempt"), (64, "float32", "float32")),
+        (33, "float32", "exempt"),
+        (64, "float32", "float32"),
     ]
     counts = [90, 7, 101, 450, 70, 33, 33, 64]
     cases = [
@@ -147,8 +148,14 @@ def content(kind, size):
 @pytest.mark.parametrize(
     "kind",
     [
-        *("zeros", "equal", "few values", "few zeros left", "powers"),
-        *("nearly equal", "hardly different", "some above ties"),
+        "zeros",
+        "equal",
+        "few values",
+        "few zeros left",
+        "powers",
+        "nearly equal",
+        "hardly different",
+        "some above ties",
     ],
 )
 def test_small_ties(runner, kind, k):

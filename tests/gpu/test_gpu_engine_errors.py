@@ -59,7 +59,7 @@ def test_small_wrong_vectors(engine, kinds, what):
     vectors = cuda_engine.vectors([(None, kind) for kind in kinds])
     with pytest.raises(ValueError, match=what):
         engine.encode(
-            *(None, tensors, cuda_engine.Coding(), None, None, vectors, *[None] * 3)
+            None, tensors, cuda_engine.Coding(), None, None, vectors, *[None] * 3
         )
 
 
@@ -72,5 +72,5 @@ def test_small_wrong_buffers(engine, num_workers, extra, what):
     words = engine.words(tensors) + extra
     with pytest.raises(ValueError, match=what):
         engine.sum(
-            *(None, tensors, 0, None, num_workers, words, NONE, [None]), *[None] * 4
+            None, tensors, 0, None, num_workers, words, NONE, [None], *[None] * 4
         )

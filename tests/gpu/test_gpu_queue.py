@@ -85,9 +85,16 @@ def test_small_captured_step_and_decoding(gpu):
     def queue():
         on_device.queue()
         gpu.library.decode(
-            *(gpu.device.stream, tensors, FINGERPRINT, on_device.words.pointer, 1),
-            *(on_device.words.shape[0], [t.pointer for t in targets], rate.pointer),
-            *(workspace.pointer, status.pointer),
+            gpu.device.stream,
+            tensors,
+            FINGERPRINT,
+            on_device.words.pointer,
+            1,
+            on_device.words.shape[0],
+            [t.pointer for t in targets],
+            rate.pointer,
+            workspace.pointer,
+            status.pointer,
         )
 
     queue()

@@ -246,8 +246,12 @@ def test_what_soak_calls_growth(monkeypatch, key, values, message):
     import soak
 
     row = {
-        **{"memory_mb": 100.0, "traces": 2, "functions": 50, "keys": 3},
-        **{"residual_norm": 1.0, "agree": True},
+        "memory_mb": 100.0,
+        "traces": 2,
+        "functions": 50,
+        "keys": 3,
+        "residual_norm": 1.0,
+        "agree": True,
     }
     rows = [dict(row) for _ in values]
     assert soak.judge(rows, 8.0) == []
@@ -266,8 +270,11 @@ def test_exchange(tmp_path):
     flags += ["--entries=1e5:0.99", "--steps=1e5:0.99"]
     finished = programs.run(
         [
-            *(sys.executable, STEP.with_name("exchange.py"), *flags),
-            *("--repeats=3", f"--json={path}"),
+            sys.executable,
+            STEP.with_name("exchange.py"),
+            *flags,
+            "--repeats=3",
+            f"--json={path}",
         ]
     )
     assert finished.returncode == 0
@@ -347,8 +354,13 @@ def test_server(tmp_path):
     script = STEP.with_name("server.py")
     finished = programs.run(
         [
-            *(sys.executable, script, *flags, "--model=tiny", "--seconds=4"),
-            *("--sparsity=0.9", f"--json={path}"),
+            sys.executable,
+            script,
+            *flags,
+            "--model=tiny",
+            "--seconds=4",
+            "--sparsity=0.9",
+            f"--json={path}",
         ]
     )
     assert finished.returncode == 0
@@ -428,7 +440,10 @@ def test_background(tmp_path):
     assert finished.returncode == 0
     rows = json.loads(path.read_text())
     assert [row["way"] for row in rows] == [
-        *("never", "at once", "a round later", "in 4 parts")
+        "never",
+        "at once",
+        "a round later",
+        "in 4 parts",
     ]
     assert all(row["ms"] > 10 and row["computing"] < 1 for row in rows)
     assert rows[0]["bytes"] == 0 < 3 * rows[3]["bytes"] < rows[1]["bytes"]

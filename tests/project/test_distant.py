@@ -98,8 +98,14 @@ def test_a_relay_that_does_not_end_is_ended(monkeypatch):
 
 def row(mode, period, step_ms, alone_ms):
     return {
-        **{"mode": mode, "period": period, "rate": "10mbit", "delay_ms": 20.0},
-        **{"step_ms": step_ms, "alone_ms": alone_ms, "workers": 4, "parameters": 3},
+        "mode": mode,
+        "period": period,
+        "rate": "10mbit",
+        "delay_ms": 20.0,
+        "step_ms": step_ms,
+        "alone_ms": alone_ms,
+        "workers": 4,
+        "parameters": 3,
     }
 
 

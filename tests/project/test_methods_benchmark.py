@@ -43,9 +43,15 @@ def test_methods(links, tmp_path):
     methods = ["sgd", "none", "two_bit", "dgc"]
     finished = programs.run(
         [
-            *(sys.executable, BENCHMARKS / "methods.py", "--quick", "--seconds=0.2"),
-            *("--shapes=tiny", f"--only={','.join(methods)}", f"--json={rows}"),
-            *(f"--markdown={output}", f"--plot={tmp_path / 'links.svg'}"),
+            sys.executable,
+            BENCHMARKS / "methods.py",
+            "--quick",
+            "--seconds=0.2",
+            "--shapes=tiny",
+            f"--only={','.join(methods)}",
+            f"--json={rows}",
+            f"--markdown={output}",
+            f"--plot={tmp_path / 'links.svg'}",
         ]
     )
     assert finished.returncode == 0

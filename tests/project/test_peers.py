@@ -18,8 +18,13 @@ def test_peers(tmp_path):
     path = tmp_path / "step.json"
     finished = programs.run(
         [
-            *(sys.executable, STEP, "--model=tiny", "--modes=dense"),
-            *("--peers", "--steps=5", f"--json={path}"),
+            sys.executable,
+            STEP,
+            "--model=tiny",
+            "--modes=dense",
+            "--peers",
+            "--steps=5",
+            f"--json={path}",
         ]
     )
     assert finished.returncode == 0

@@ -75,9 +75,12 @@ def test_without_a_terminal_there_is_a_line_for_each_name():
     )
     assert finished.stdout == f"{ITEMS}\n"
     assert finished.stderr.splitlines() == [
-        *["methods: qsgd (1 of 3)", "between qsgd"],
-        *["methods: top_k (2 of 3)", "between top_k"],
-        *["methods: [dgc] (3 of 3)", "between [dgc]"],
+        "methods: qsgd (1 of 3)",
+        "between qsgd",
+        "methods: top_k (2 of 3)",
+        "between top_k",
+        "methods: [dgc] (3 of 3)",
+        "between [dgc]",
     ]
 
 

@@ -49,11 +49,18 @@ def make_run(epochs=3, name="net"):
         EpochRecord(
             i,
             {
-                **{"loss": 1 / (i + 1), "val_loss": None, "accuracy": 0.5},
-                **{"compression_ratio": 90.0, "total_compression_ratio": 80.0},
-                **{"staleness_mean": 3.0, "staleness_p99": 9.0, "staleness_max": 11.0},
+                "loss": 1 / (i + 1),
+                "val_loss": None,
+                "accuracy": 0.5,
+                "compression_ratio": 90.0,
+                "total_compression_ratio": 80.0,
+                "staleness_mean": 3.0,
+                "staleness_p99": 9.0,
+                "staleness_max": 11.0,
             },
-            *(10 * (i + 1), 1000 * (i + 1), 90_000 * (i + 1)),
+            10 * (i + 1),
+            1000 * (i + 1),
+            90_000 * (i + 1),
             seconds=2.5 * (i + 1),
         )
         for i in range(epochs)
@@ -75,7 +82,10 @@ def test_a_page():
     assert f"Training of {ROOT}" in found.texts
     heads = [t for t in found.texts if t in ("loss", "accuracy", "Ratio", "Staleness")]
     assert [h for i, h in enumerate(heads) if h not in heads[:i]] == [
-        *("loss", "accuracy", "Ratio", "Staleness"),
+        "loss",
+        "accuracy",
+        "Ratio",
+        "Staleness",
     ]
     assert found.tags.count("svg") == 5
     for text in ("5 others", "270 kB", "7.5 s", "90", "bytes that a worker sent"):

@@ -162,8 +162,12 @@ def test_no_path(path):
         '{"format": 1, "variables": [], "epochs": []}',
         json.dumps(
             {
-                **{"format": 1, "model": "m", "workers": 1, "versions": {}},
-                **{"methods": {}, "variables": []},
+                "format": 1,
+                "model": "m",
+                "workers": 1,
+                "versions": {},
+                "methods": {},
+                "variables": [],
                 "epochs": [{"epoch": 0, "logs": {"loss": "<b>"}}],
             }
         ),
