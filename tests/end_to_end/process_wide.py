@@ -1,6 +1,6 @@
-"""Trains under settings of TensorFlow that hold for a whole process; by itself.
+"""Trains with and without process-wide settings of TensorFlow, and compares.
 
-What is trained has to be the same with and without them.
+Runs as a separate process.
 """
 
 import keras
@@ -31,11 +31,11 @@ def dgc(sparsity=0.9, **settings):
 
 
 def check_numerics(strategy):
-    """Nothing but NaN and Inf in the model's own numbers is reported."""
+    """Only NaN and Inf in the model's own numbers are reported."""
     expected = train(strategy, dgc(clipnorm=0.1))
     tf.debugging.enable_check_numerics()
-    found = train(strategy, dgc(clipnorm=0.1))
-    np.testing.assert_array_equal(found, expected)
+    weights = train(strategy, dgc(clipnorm=0.1))
+    np.testing.assert_array_equal(weights, expected)
     train(strategy, dgc(clipvalue=0.01))
     train(strategy, lambda: tf_dgc.CompressedOptimizer(SGD(0.01), "laq"))
     try:
@@ -48,16 +48,16 @@ def check_numerics(strategy):
 
 
 def run_functions_eagerly(strategy):
-    """The replicas' collectives do not wait for each other."""
+    """Collectives of the replicas do not block each other."""
     expected = train(strategy, dgc(WARMUP))
     tf.config.run_functions_eagerly(True)
-    found = train(strategy, dgc(WARMUP))
+    weights = train(strategy, dgc(WARMUP))
     tf.config.run_functions_eagerly(False)
-    np.testing.assert_allclose(found, expected, rtol=1e-5, atol=1e-6)
+    np.testing.assert_allclose(weights, expected, rtol=1e-5, atol=1e-6)
 
 
 def enable_op_determinism(strategy):
-    """It cannot be undone: do it last."""
+    """Runs last: this setting cannot be undone."""
     expected = train(strategy, dgc(WARMUP))
     tf.config.experimental.enable_op_determinism()
     np.testing.assert_array_equal(train(strategy, dgc(WARMUP)), expected)

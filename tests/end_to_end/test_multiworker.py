@@ -18,7 +18,7 @@ SCRIPT = SUPPORT / "worker_scenarios.py"
 
 @pytest.fixture
 def run(starter):
-    """Return what runs a scenario on so many workers."""
+    """Return a function that runs a scenario on several workers."""
 
     def run(scenario, num_workers, directory, **settings):
         command = [SCRIPT, scenario, directory]
@@ -35,9 +35,9 @@ def test_fit_evaluate_predict_save_load(run, tmp_path, num_workers):
     assert finished.codes == [0] * num_workers
     first = finished.findings[0]
     assert first["staleness"] > 0
-    for found in finished.findings:  # differs between workers
+    for findings in finished.findings:  # staleness differs between workers
         for name in ("staleness_mean", "staleness_p99", "staleness_max"):
-            assert found["history"].pop(name)[-1] >= 0
+            assert findings["history"].pop(name)[-1] >= 0
     for other in finished.findings[1:]:
         for key in ("weights", "residual", "history", "evaluate"):
             assert other[key] == first[key], key
@@ -56,14 +56,14 @@ def test_fit_evaluate_predict_save_load(run, tmp_path, num_workers):
     "methods", [slow("power_sgd"), slow("sign_sgd,bfloat16,diana")]
 )
 def test_other_methods(run, tmp_path, methods):
-    """Of every kind of collective: two rounds, votes, narrow sums, state."""
+    """With different collectives: two rounds, votes, narrow sums, state."""
     finished = run("methods", 2, tmp_path, METHODS=methods)
     assert finished.codes == [0, 0]
-    one, other = finished.findings
-    for name, found in one.items():
-        assert found["weights"] == other[name]["weights"], name
-        assert found["restored"], name
-        losses = found["history"]["loss"]
+    first, second = finished.findings
+    for name, result in first.items():
+        assert result["weights"] == second[name]["weights"], name
+        assert result["restored"], name
+        losses = result["history"]["loss"]
         assert losses[-1] < losses[0], name
 
 
@@ -74,14 +74,14 @@ def test_two_levels(run, tmp_path):
     first, *others = finished.findings
     for other in others:
         assert other["weights"] == first["weights"]
-    assert len({found["state"] for found in finished.findings}) == 4
+    assert len({findings["state"] for findings in finished.findings}) == 4
     losses = first["history"]["loss"]
     assert losses[-1] < losses[0]
 
 
 @pytest.mark.slow
-def test_all_choose_the_same_exchange(run, tmp_path):
-    """Also where one has no native operations, and finds that merging takes longer."""
+def test_all_choose_the_same_collective(run, tmp_path):
+    """Also if one worker has no native operations, and so merges more slowly."""
     finished = run("auto", 3, tmp_path, last={"TF_DGC_NATIVE": "0"})
     assert finished.codes == [0] * 3
     first, *others = finished.findings
@@ -95,39 +95,40 @@ def test_all_choose_the_same_exchange(run, tmp_path):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("methods", ["dgc", exhaustive("float16,power_sgd,qsgd,none")])
-def test_steps_that_overlap_have_the_same_bits(run, tmp_path, methods):
+def test_overlapping_steps_give_equal_bits(run, tmp_path, methods):
     finished = run("overlap", 2, tmp_path, METHODS=methods)
     assert finished.codes == [0, 0]
-    one, other = finished.findings
+    first, second = finished.findings
     for name in methods.split(","):
-        whole, parts = (one[f"{name} {overlap}"] for overlap in (False, 1e6))
-        assert whole["weights"] == parts["weights"]
-        assert whole["history"]["loss"] == parts["history"]["loss"]
-        assert (whole["collective"], parts["collective"]) == ("ring", "ring, 5 buckets")
-        losses = parts["history"]["loss"]
+        whole, buckets = (first[f"{name} {overlap}"] for overlap in (False, 1e6))
+        assert whole["weights"] == buckets["weights"]
+        assert whole["history"]["loss"] == buckets["history"]["loss"]
+        assert whole["collective"] == "ring"
+        assert buckets["collective"] == "ring, 5 buckets"
+        losses = buckets["history"]["loss"]
         assert losses[-1] < losses[0]
-    for name, found in other.items():
-        assert found["weights"] == one[name]["weights"]
+    for name, result in second.items():
+        assert result["weights"] == first[name]["weights"]
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("last", [{}, {"TF_DGC_NATIVE": "0"}], ids=["same", "mixed"])
 def test_steps_per_execution_with_a_schedule(run, tmp_path, last):
-    """Also where only one of the workers has the native operations."""
+    """Also if only one worker has native operations."""
     finished = run("steps_per_execution", 2, tmp_path, last=last)
     assert finished.codes == [0, 0]
-    hashes = {value for found in finished.findings for value in found.values()}
+    hashes = {h for findings in finished.findings for h in findings.values()}
     assert len(hashes) == 1
 
 
 def test_stock_sgd_trains_and_equals_sparsity_0(run, tmp_path):
-    """Also where it accumulates, and overwrites weights by their averages."""
+    """Also if it accumulates gradients and overwrites weights by their averages."""
     finished = run("stock", 2, tmp_path)
     assert finished.codes == [0, 0]
-    for found in finished.findings:
+    for findings in finished.findings:
         for kind in ("", " with conditions"):
-            ours, theirs = found[f"wrapped{kind}"], found[f"stock{kind}"]
-            np.testing.assert_allclose(ours, theirs, rtol=1e-5)
+            wrapped, stock = findings[f"wrapped{kind}"], findings[f"stock{kind}"]
+            np.testing.assert_allclose(wrapped, stock, rtol=1e-5)
 
 
 @pytest.mark.parametrize("scenario", ["nan", slow("mixed_bfloat16")])
@@ -142,16 +143,16 @@ def test_nan_on_one_worker(run, tmp_path, scenario):
 
 @pytest.mark.slow
 def test_overflow_on_the_last_worker(run, tmp_path):
-    """All workers skip the step and halve the scale, as the dense run does."""
+    """All workers skip the step and halve the scale, like stock SGD."""
     finished = run("mixed_precision", 2, tmp_path)
     assert finished.codes == [0, 0]
     assert finished.findings[0] == finished.findings[1]
-    found = finished.findings[0]
-    for result in found.values():
+    results = finished.findings[0]
+    for result in results.values():
         assert result["scales"] == [[2**14, i] for i in range(4)]
         assert np.all(np.isfinite(result["values"]))
     np.testing.assert_allclose(
-        found["wrapped"]["values"], found["stock"]["values"], rtol=1e-5
+        results["wrapped"]["values"], results["stock"]["values"], rtol=1e-5
     )
 
 
@@ -167,7 +168,7 @@ def test_overflow_on_the_last_worker(run, tmp_path):
         ),
     ],
 )
-def test_every_worker_names_what_is_wrong(run, tmp_path, scenario, message):
+def test_every_worker_reports_the_difference(run, tmp_path, scenario, message):
     finished = run(scenario, 2, tmp_path)
     assert all(finished.codes)
     for output in finished.outputs:
@@ -181,8 +182,7 @@ def test_every_worker_names_what_is_wrong(run, tmp_path, scenario, message):
         pytest.param("more_layers", ["[40,40]", "[40,1]"], marks=pytest.mark.slow),
     ],
 )
-def test_different_models(run, tmp_path, scenario, shapes):
-    """Nobody waits for anything."""
+def test_different_models_raise_at_once(run, tmp_path, scenario, shapes):
     finished = run(scenario, 2, tmp_path, TF_DGC_TIMEOUT="1000")
     assert all(finished.codes)
     for output in finished.outputs:
@@ -194,7 +194,7 @@ ALIKE = "all workers must make the same calls in the same order"
 
 
 def place(text):
-    """Return what an error says of the line of a scenario that has this text."""
+    """Return an error's description of the scenario line that contains a text."""
     lines = SCRIPT.read_text().splitlines()
     (number,) = [i for i, line in enumerate(lines, 1) if text in line]
     return f"{SCRIPT}:{number} in "
@@ -220,7 +220,7 @@ def place(text):
             marks=pytest.mark.slow,
         ),
         pytest.param("gradients_of_one_stock", [], marks=pytest.mark.slow),
-        # With gradients of both and of one before; and of both alone.
+        # After steps with both gradients and with one, and with both only.
         pytest.param(
             "gradients_of_one [true, false, true]",
             2 * [(place("# the first one with both"), "step(RANK == 0)")],
@@ -234,7 +234,7 @@ def place(text):
     ],
 )
 def test_workers_in_different_collectives(run, tmp_path, scenario, places):
-    """Each one's line is shown, and the network is not blamed."""
+    """The error shows each worker's line and does not mention the network."""
     name, _, before = scenario.partition(" ")
     finished = run(name, 2, tmp_path, TF_DGC_TIMEOUT="10", BEFORE=before)
     assert all(finished.codes)
@@ -252,42 +252,39 @@ def test_workers_in_different_collectives(run, tmp_path, scenario, places):
 
 
 def test_gradients_of_other_variables(run, tmp_path):
-    """They are compared while the first step is traced: nobody waits."""
+    """Workers compare them while the first step is traced, and raise at once."""
     settings = {"TF_DGC_TIMEOUT": "1000", "BEFORE": "[]"}
     finished = run("gradients_of_one", 2, tmp_path, **settings)
     assert all(finished.codes)
-    here = "'a gradient' on worker 0"
-    there = "'no gradient' on worker 1"
-    for output, said in zip(
-        finished.outputs,
-        [f"{here}, {there}", f"{there}, {here}"],
-        strict=True,
-    ):
+    first = "'a gradient' on worker 0"
+    second = "'no gradient' on worker 1"
+    texts = [f"{first}, {second}", f"{second}, {first}"]
+    for output, text in zip(finished.outputs, texts, strict=True):
         assert "The workers have gradients for different variables" in output
-        assert f"  alone (variable 1): {said}" in output
+        assert f"  alone (variable 1): {text}" in output
         assert "  both" not in output
 
 
 @pytest.mark.slow
-def test_what_is_equal_is_not_sent_at_the_start(tmp_path):
-    """Both count what crossed the loopback, if they have one to themselves."""
-    alone = programs.on_its_own_loopback()
+def test_equal_initial_weights_are_not_sent(tmp_path):
+    """Bytes are checked if the workers have a loopback of their own."""
+    prefix = programs.on_its_own_loopback()
     launcher = [sys.executable, "-m", "tf_dgc", "run", "--workers=2"]
-    finished = programs.run([*(alone or []), *launcher, SCRIPT, "start", tmp_path])
+    finished = programs.run([*(prefix or []), *launcher, SCRIPT, "start", tmp_path])
     assert finished.returncode == 0
-    found = [tmp_path / f"{rank}.json" for rank in range(2)]
-    one, other = [json.loads(path.read_text()) for path in found]
+    paths = [tmp_path / f"{rank}.json" for rank in range(2)]
+    first, second = [json.loads(path.read_text()) for path in paths]
     for seeds, share in [("equal", 0.05), ("different", 1.05)]:
-        assert one[seeds]["digest"] == other[seeds]["digest"]
-        sent = min(one[seeds]["sent"], other[seeds]["sent"])
-        assert sent < share * one[seeds]["weights"] or not alone, seeds
-    assert one["different"]["digest"] != one["equal"]["digest"]
-    assert one["others"] == other["others"]
+        assert first[seeds]["digest"] == second[seeds]["digest"]
+        sent = min(first[seeds]["sent"], second[seeds]["sent"])
+        assert sent < share * first[seeds]["weights"] or not prefix, seeds
+    assert first["different"]["digest"] != first["equal"]["digest"]
+    assert first["others"] == second["others"]
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("scenario", ["chief_saves_alone", "chief_checkpoints_alone"])
-def test_reading_the_state_on_one_worker(run, tmp_path, scenario):
+def test_reading_the_state_on_one_worker_raises(run, tmp_path, scenario):
     finished = run(scenario, 2, tmp_path)
     assert finished.codes[0]
     assert "not on the chief alone" in finished.outputs[0]
@@ -295,53 +292,54 @@ def test_reading_the_state_on_one_worker(run, tmp_path, scenario):
 
 @pytest.mark.parametrize(("victim", "late"), rows([(1, 0), (0, 1)], [(0, 1)]))
 def test_a_peer_that_ends_by_its_own_error(run, tmp_path, victim, late):
-    """Its reason is what all say, also when it coordinated and is long gone."""
+    """All workers report its error, also if it was the coordinator and ended before."""
     environment = {"PEER_VICTIM": str(victim), "PEER_LATE": str(late)}
     finished = run("peer_ends", 2, tmp_path, TF_DGC_TIMEOUT="1000", **environment)
-    (found,) = finished.findings
+    (results,) = finished.findings
     reason = "ended with ValueError: the disk of this worker is full. Training cannot"
-    for way, (kind, text, waited) in found.items():
-        # Keras collects what it cannot load in an error of its own.
-        assert kind == ("ValueError" if way == "load weights" else "RuntimeError"), way
-        assert f"cannot go on: worker {victim} (" in text, way
-        assert reason in text, way
-        assert waited < 40, way
+    for operation, (error, text, seconds) in results.items():
+        # Keras wraps errors of loading weights in its own ValueError.
+        expected = "ValueError" if operation == "load weights" else "RuntimeError"
+        assert error == expected, operation
+        assert f"cannot go on: worker {victim} (" in text, operation
+        assert reason in text, operation
+        assert seconds < 40, operation
 
 
 @pytest.mark.slow
 def test_a_peer_that_leaves(run, tmp_path):
-    """By `sys.exit`: it was neither killed nor cut off, and leaves word of it."""
+    """A worker that ends by `sys.exit` tells the others."""
     finished = run("peer_leaves", 2, tmp_path, TF_DGC_TIMEOUT="1000")
     assert finished.codes[1] == 3
-    ((kind, text, waited),) = finished.findings
-    assert kind == "RuntimeError"
+    ((error, text, seconds),) = finished.findings
+    assert error == "RuntimeError"
     assert re.search(r"cannot go on: worker 1 \(\S+\) has ended: its program", text)
-    assert waited < 100
+    assert seconds < 100
 
 
 PARTS = ["model-0.weights.h5", "part-0.h5", "part-1.h5"]
 
 
 def files_of_backups(directory):
-    """Return what there is of each backup, by its number."""
+    """Return the files of each backup, by its number."""
     names = [path.name for path in (directory / "backup").iterdir()]
-    found = {}
+    files = {}
     for name in sorted(names, key=lambda name: ("manifest" in name, name)):
         backup, _, rest = name.partition(".")
-        found.setdefault(int(backup.removeprefix("backup-")), []).append(rest)
-    return found
+        files.setdefault(int(backup.removeprefix("backup-")), []).append(rest)
+    return files
 
 
 @pytest.mark.slow
 def test_killed_while_it_saves_and_resumed(run, tmp_path):
-    """As many workers end like the undisturbed run, others keep the total."""
+    """Two workers end like an undisturbed run; three keep the total residual."""
     killed = run("backup_until_the_chief_dies", 2, tmp_path)
     assert killed.codes[0] == -signal.SIGKILL
     assert killed.codes[1]
     assert files_of_backups(tmp_path) == {1: [*PARTS, "manifest-0.json"], 2: PARTS}
     resumed = run("resume", 2, tmp_path)
     assert resumed.codes == [0, 0]
-    assert [found["equal"] for found in resumed.findings] == [True, True]
+    assert [findings["equal"] for findings in resumed.findings] == [True, True]
     assert files_of_backups(tmp_path) == {5: [*PARTS, "manifest-0.json"]}
     elsewhere = run("resume_elsewhere", 3, tmp_path)
     assert elsewhere.codes == [0, 0, 0]
@@ -349,31 +347,31 @@ def test_killed_while_it_saves_and_resumed(run, tmp_path):
     assert all(first["kept"])
     assert first["largest"] > 0
     assert first["gone"]
-    assert all(found["weights"] == first["weights"] for found in elsewhere.findings)
+    assert {f["weights"] for f in elsewhere.findings} == {first["weights"]}
 
 
 @pytest.mark.slow
 def test_divergence(run, tmp_path):
     finished = run("divergence", 2, tmp_path)
     assert finished.codes == [0, 0]
-    for found, output in zip(finished.findings, finished.outputs, strict=True):
-        said = r"iteration 4: worker 1 \(.*\) from worker 0 \(.*\) in dense_\d/kernel, "
-        assert re.search(f"WARNING: tf_dgc: Workers differ at {said}", output)
-        assert re.search(said, found["raise"])
-        assert "warn" not in found
+    text = r"iteration 4: worker 1 \(.*\) from worker 0 \(.*\) in dense_\d/kernel, "
+    for errors, output in zip(finished.findings, finished.outputs, strict=True):
+        assert re.search(f"WARNING: tf_dgc: Workers differ at {text}", output)
+        assert re.search(text, errors["raise"])
+        assert "warn" not in errors
 
 
 @pytest.mark.slow
 def test_coordination(run, tmp_path):
-    """Who waits for others does not stop its own process, and hears why it ends."""
+    """Waiting does not block other threads, and ends with an error."""
     finished = run("coordination", 2, tmp_path)
     assert finished.codes == [0, 0]
-    for found in finished.findings:
-        assert found["notes"] == ["größe 0", "größe 1"]
-        assert found["again"] == "again"
+    for findings in finished.findings:
+        assert findings["notes"] == ["größe 0", "größe 1"]
+        assert findings["again"] == "again"
     first = finished.findings[0]
     assert first["set twice"][1] == "AlreadyExistsError"
-    for waited in ("lookup", "barrier"):
-        standstill, error = first[waited]
+    for operation in ("lookup", "barrier"):
+        standstill, error = first[operation]
         assert error == "DeadlineExceededError"
         assert standstill < 0.5  # of 1 s

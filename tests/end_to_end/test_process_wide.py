@@ -1,4 +1,4 @@
-"""Settings of TensorFlow that hold for a whole process, in one of its own."""
+"""Process-wide settings of TensorFlow, in a separate process."""
 
 import os
 import pathlib
@@ -11,7 +11,7 @@ SCRIPT = pathlib.Path(__file__).with_name("process_wide.py")
 
 
 @pytest.mark.slow
-def test_settings_of_the_process_change_nothing():
+def test_process_wide_settings_do_not_change_weights():
     subprocess.run(
         [sys.executable, str(SCRIPT)],
         env={**os.environ, "CUDA_VISIBLE_DEVICES": "-1"},

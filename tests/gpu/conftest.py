@@ -24,10 +24,10 @@ def pytest_addoption(parser):
     parser.addoption(
         "--no-poison",
         action="store_true",
-        help="leave memory unwritten that a step must not read first, for initcheck",
+        help="do not write memory that a step must write first, for initcheck",
     )
     parser.addoption(
-        "--cuda-library", help="a library to take instead of the one in custom_ops"
+        "--cuda-library", help="path of a library to use instead of building custom_ops"
     )
 
 
@@ -39,24 +39,24 @@ def pytest_collection_modifyitems(items):
 
 @pytest.fixture(autouse=True)
 def _fixed_seed():
-    """Instead of the one of all other tests, which is about Keras."""
+    """Overrides the fixture of the other tests, which seeds Keras."""
 
 
 @pytest.fixture(scope="session")
 def device(request):
-    """Return where the kernels run; without it, every test is skipped, and says why."""
+    """Return the device of the kernels; skip all tests if there is none."""
     kind = request.config.getoption("--device", "cuda")
     try:
-        found = devices.Emulated() if kind == "emulated" else devices.find()
+        device = devices.Emulated() if kind == "emulated" else devices.find()
     except devices.NoDeviceError as reason:
         pytest.skip(str(reason))
-    found.poisons = not request.config.getoption("--no-poison", False)
-    return found
+    device.poisons = not request.config.getoption("--no-poison", False)
+    return device
 
 
 @pytest.fixture(scope="session")
 def path(request, device):
-    """Return where the library of the kernels is."""
+    """Return the path of the kernels' library."""
     path = request.config.getoption("--cuda-library", None)
     if path is None:
         try:
@@ -78,7 +78,7 @@ def engine(path):
 
 @pytest.fixture(scope="session")
 def cpu_path():
-    """Return where the CPU operations are, or None where there is no compiler."""
+    """Return the path of the CPU operations, None without a compiler."""
     try:
         return cuda_library.build("cpu")
     except FileNotFoundError:

@@ -1,4 +1,4 @@
-"""Memory and streams of the device: PyTorch's or CuPy's; NumPy's if it is emulated."""
+"""Memory and streams of the device, by PyTorch, CuPy, or NumPy if it is emulated."""
 
 import contextlib
 import ctypes
@@ -6,22 +6,22 @@ import importlib
 
 import numpy as np
 
-ALIGNMENT = 256  # what GPUs' allocators give
+ALIGNMENT = 256  # alignment of GPU allocators
 POISON = 0x5A
 
 
 class NoDeviceError(Exception):
-    """There is no usable GPU; the text says why."""
+    """Raised if there is no usable GPU; the text says why."""
 
 
 class Array:
     """An array in the device's memory.
 
     Args:
-        device: where.
+        device: `Device` that holds it.
         content: NumPy array.
-        shift: entries by which it is out of alignment.
-        is_written: whether the device gets the content, or only the memory for it.
+        shift: number of entries by which it is out of alignment.
+        is_written: whether to copy the content, or only to allocate memory for it.
     """
 
     def __init__(self, device, content, shift=0, is_written=True):
@@ -34,7 +34,7 @@ class Array:
 
     @property
     def pointer(self):
-        """Return the address, None if there is nothing at it."""
+        """Address of the content, None if it is empty."""
         if not np.prod(self.shape):
             return None
         return self._device.address(self._memory) + self._start
@@ -49,12 +49,12 @@ class Array:
     def read(self):
         """Wait for the device, and return the content."""
         count = self.dtype.itemsize * int(np.prod(self.shape))
-        found = self._device.read(self._memory, self._start, count)
-        return found.view(self.dtype).reshape(self.shape)
+        data = self._device.read(self._memory, self._start, count)
+        return data.view(self.dtype).reshape(self.shape)
 
 
 class Device:
-    """What all devices have in common."""
+    """Base class of devices."""
 
     poisons = True
 
@@ -63,16 +63,16 @@ class Device:
         return Array(self, np.asarray(content), shift)
 
     def poisoned(self, num_bytes, dtype=np.uint8):
-        """Return memory that holds no zeros, as other users may leave it.
+        """Return memory that is not zero, like reused memory.
 
-        Without `poisons` nothing is written, so that a tool can tell who reads it.
+        Without `poisons` nothing is written, so that a tool can find early reads.
         """
         content = np.full(num_bytes, POISON, np.uint8).view(dtype)
         return Array(self, content, is_written=self.poisons)
 
 
 class Emulated(Device):
-    """The host's memory. Work is done when it is queued."""
+    """The host's memory; work is done when it is queued."""
 
     kind = "emulated"
     stream = None
@@ -112,7 +112,7 @@ class Torch(Device):
 
     @property
     def stream(self):
-        """Return the current stream's address."""
+        """Address of the current stream."""
         return self._torch.cuda.current_stream().cuda_stream
 
     def allocate(self, num_bytes):
@@ -134,7 +134,7 @@ class Torch(Device):
 
     @contextlib.contextmanager
     def new_stream(self):
-        """Make a stream of its own the current one."""
+        """Make a new stream the current one."""
         with self._torch.cuda.stream(self._torch.cuda.Stream()):
             yield
 
@@ -142,7 +142,7 @@ class Torch(Device):
         """Capture what a function queues; return a function that replays it."""
         self.synchronize()
         graph = self._torch.cuda.CUDAGraph()
-        # "global": whatever would wait for the device fails, by any thread.
+        # "global": a call that waits for the device fails, in any thread.
         with self._torch.cuda.graph(graph, capture_error_mode="global"):
             queue()
         return graph.replay
@@ -160,7 +160,7 @@ class Cupy(Device):
 
     @property
     def stream(self):
-        """Return the current stream's address."""
+        """Address of the current stream."""
         return self._cupy.cuda.get_current_stream().ptr
 
     def allocate(self, num_bytes):
@@ -182,7 +182,7 @@ class Cupy(Device):
 
     @contextlib.contextmanager
     def new_stream(self):
-        """Make a stream of its own the current one."""
+        """Make a new stream the current one."""
         with self._cupy.cuda.Stream(non_blocking=True):
             yield
 
@@ -211,12 +211,12 @@ def find():
         except ImportError as error:
             missing.append(f"{name}: {error}")
     raise NoDeviceError(
-        f"memory of the GPU is taken from PyTorch or CuPy: {'; '.join(missing)}"
+        f"PyTorch or CuPy is needed to allocate memory of the GPU: {'; '.join(missing)}"
     )
 
 
 def require_driver():
-    """Ask the driver itself, so that nothing large is imported in vain."""
+    """Raise without a GPU, before a large module is imported."""
     try:
         driver = ctypes.CDLL("libcuda.so.1")
     except OSError as error:

@@ -1,4 +1,4 @@
-"""Steps of the engine's methods on the device, and the same by the CPU's engine."""
+"""Steps of the engine's methods on the device and by the CPU's engine."""
 
 import dataclasses
 
@@ -8,7 +8,7 @@ from common import cuda_engine, cuda_library
 from harness_gpu import FINGERPRINT, RIGHT, same
 from step_oracle import to_bfloat16, type_name
 
-VECTORS = {"float32": 0, "bfloat16": 1, "float16": 2}  # one of each type
+VECTORS = {"float32": 0, "bfloat16": 1, "float16": 2}  # index by type
 ITEMS = {"float32": np.uint32, "bfloat16": np.uint16, "float16": np.uint16}
 
 
@@ -19,13 +19,13 @@ class Case:
     Attributes:
         method: name of its native method.
         gradient: [size] float32, float16, or uint16: the bits of bfloat16.
-        parameters: those of the method.
+        parameters: parameters of the method.
         columns: length of the last axis.
-        summed_as: type of the vector that it is summed in; None if it is gathered.
-        keeps: whether there is a residual.
-        scale: what the gradient is multiplied by.
-        shift: entries by which the arrays are out of alignment on the device.
-        divisor: [5] what the gradient is divided by, as of `tf_dgc::Divisor`; or None.
+        summed_as: type of the vector in which it is summed; None if it is gathered.
+        has_residual: whether there is a residual.
+        scale: factor of the gradient.
+        shift: number of entries by which the device's arrays are out of alignment.
+        divisor: [5] float64 as in `tf_dgc::Divisor`; or None.
         velocity, residual, moment: [size] float32, changed by a step.
     """
 
@@ -34,7 +34,7 @@ class Case:
     parameters: tuple = ()
     columns: int = 1
     summed_as: str | None = None
-    keeps: bool = True
+    has_residual: bool = True
     scale: float = 1.0
     shift: int = 0
     divisor: np.ndarray = None
@@ -60,7 +60,7 @@ class Case:
         return type_name(self.gradient)
 
     def describe(self, index, gradient, velocity, residual, moment=None, divisor=None):
-        """Return what the libraries are told; arguments are addresses."""
+        """Return the libraries' description of the tensor; arguments are addresses."""
         return {
             "method": self.method,
             "parameters": self.parameters,
@@ -71,7 +71,7 @@ class Case:
             "gradient_type": cuda_library.GRADIENT_TYPES[self.gradient_type],
             "gradient": gradient,
             "velocity": velocity,
-            "residual": residual if self.keeps else None,
+            "residual": residual if self.has_residual else None,
             "moment": None if self.divisor is None else moment,
             "divisor": divisor,
         }
@@ -79,8 +79,8 @@ class Case:
 
 def draw(size, seed, dtype="float32"):
     """Return normally distributed numbers; bfloat16 as its bits."""
-    drawn = np.random.default_rng(seed).standard_normal(size, np.float32)
-    return to_bfloat16(drawn) if dtype == "bfloat16" else drawn.astype(dtype)
+    numbers = np.random.default_rng(seed).standard_normal(size, np.float32)
+    return to_bfloat16(numbers) if dtype == "bfloat16" else numbers.astype(dtype)
 
 
 class Worker:
@@ -88,10 +88,10 @@ class Worker:
 
     Args:
         memory: a device, or `devices.Emulated()`.
-        engine: for numbers of words.
-        cases: what it has; they are copied.
+        engine: library that computes sizes of buffers.
+        cases: its tensors; they are copied.
         rule: "none", "momentum" or "nesterov".
-        worker: its index.
+        worker: index of the worker.
     """
 
     def __init__(self, memory, engine, cases, rule="none", worker=0):
@@ -100,23 +100,26 @@ class Worker:
         self.velocity = [memory.array(c.velocity, c.shift) for c in cases]
         self.residual = [memory.array(c.residual, c.shift) for c in cases]
         self.moment = [memory.array(c.moment, c.shift) for c in cases]
-        none = np.full(5, np.nan)
-        self.divisor = [
-            memory.array(np.array(none if c.divisor is None else c.divisor, np.float64))
-            for c in cases
-        ]
+        unused = np.full(5, np.nan)
+        divisors = [unused if c.divisor is None else c.divisor for c in cases]
+        self.divisor = [memory.array(np.array(d, np.float64)) for d in divisors]
         self.scales = memory.array(np.array([c.scale for c in cases]))
         self.iteration = memory.array(np.array([0], np.int64))
         self.all_taken = memory.poisoned(1)
         self.coding = cuda_engine.Coding(
             cuda_library.RULES[rule], 0.75, FINGERPRINT, worker, 12345
         )
-        own = self.velocity, self.residual, self.moment, self.divisor
-        arrays = zip(cases, self.gradients, *own, strict=True)
         self.tensors = cuda_engine.tensors(
             [
-                c.describe(i, *(array.pointer for array in of_case))
-                for i, (c, *of_case) in enumerate(arrays)
+                c.describe(
+                    i,
+                    self.gradients[i].pointer,
+                    self.velocity[i].pointer,
+                    self.residual[i].pointer,
+                    self.moment[i].pointer,
+                    self.divisor[i].pointer,
+                )
+                for i, c in enumerate(cases)
             ]
         )
         self.words = memory.poisoned(4 * engine.words(self.tensors), np.uint32)
@@ -135,27 +138,27 @@ class Worker:
         )
 
     def write(self, gradients, scales, iteration):
-        """Bring another step's inputs into memory."""
+        """Write the inputs of a step into memory."""
         for array, gradient in zip(self.gradients, gradients, strict=True):
             array.write(gradient)
         self.scales.write(scales)
         self.iteration.write([iteration])
 
     def sent(self):
-        """Return words and, by type, numbers, as they are now."""
+        """Return a copy of the words, and of the numbers by type."""
         numbers = {kind: array.read().copy() for kind, array in self.numbers.items()}
         return self.words.read().copy(), numbers
 
     def expect(self, other):
-        """Check that everything is what another worker has."""
+        """Check that all results equal another worker's."""
         same(self.words.read(), other.words.read(), "words")
         for kind in VECTORS:
-            mine, theirs = self.numbers[kind].read(), other.numbers[kind].read()
-            same(mine, theirs, f"numbers as {kind}")
+            numbers, expected = self.numbers[kind].read(), other.numbers[kind].read()
+            same(numbers, expected, f"numbers as {kind}")
         for i in range(len(self.cases)):
-            for what in ("residual", "velocity", "moment"):
-                mine, theirs = getattr(self, what)[i], getattr(other, what)[i]
-                same(_bits(mine), _bits(theirs), f"{what} {i}")
+            for name in ("residual", "velocity", "moment"):
+                array, expected = getattr(self, name)[i], getattr(other, name)[i]
+                same(_bits(array), _bits(expected), f"{name} {i}")
 
 
 def _bits(array):
@@ -163,20 +166,20 @@ def _bits(array):
 
 
 class Both:
-    """The kernels and the CPU's engine, side by side."""
+    """Runs the same steps by the kernels and by the CPU's engine."""
 
     def __init__(self, device, library, engine, cpu):
         self.device, self.library = device, library
         self.engine, self.cpu = engine, cpu
 
     def steps(self, cases, rule="none", count=2, change=None, worker=0):
-        """Do steps by both, compare everything, and return what each sent.
+        """Do steps by both, compare all results, and return what each step sent.
 
-        `change(number)` may return gradients and scales of a step.
+        `change(number, gradients, scales)` may replace gradients and scales of a step.
         """
-        mine = Worker(self.device, self.engine, cases, rule, worker)
-        theirs = Worker(devices.Emulated(), self.engine, cases, rule, worker)
-        done = []
+        on_device = Worker(self.device, self.engine, cases, rule, worker)
+        on_cpu = Worker(devices.Emulated(), self.engine, cases, rule, worker)
+        sent = []
         for number in range(count):
             scales = [c.scale for c in cases]
             gradients = [c.gradient for c in cases]
@@ -187,24 +190,24 @@ class Both:
                 ]
             if change is not None:
                 gradients, scales = change(number, gradients, scales)
-            for worker_ in (mine, theirs):
-                worker_.write(gradients, scales, 7 + number)
-            self.queue(mine)
-            self.encode_on_cpu(theirs)
-            mine.expect(theirs)
-            left_out = not mine.all_taken.read()[0]
-            assert left_out == (mine.numbers["float32"].read()[0] != 0)
-            done.append(theirs.sent())
-        return done
+            on_device.write(gradients, scales, 7 + number)
+            on_cpu.write(gradients, scales, 7 + number)
+            self.run(on_device)
+            self.encode_on_cpu(on_cpu)
+            on_device.expect(on_cpu)
+            left_out = not on_device.all_taken.read()[0]
+            assert left_out == (on_device.numbers["float32"].read()[0] != 0)
+            sent.append(on_cpu.sent())
+        return sent
 
-    def queue(self, worker):
-        """Do a step on the device."""
+    def run(self, worker):
+        """Do a step on the device, and wait for it."""
         workspace = self.device.poisoned(self.engine.encode_workspace(worker.tensors))
-        self.launch(worker, workspace)
+        self.queue(worker, workspace)
         self.device.synchronize()
 
-    def launch(self, worker, workspace):
-        """Only queue it."""
+    def queue(self, worker, workspace):
+        """Queue a step on the device."""
         self.engine.encode(
             self.device.stream,
             worker.tensors,
@@ -228,32 +231,32 @@ class Both:
         )
 
     def sum(self, cases, buffers, numbers, descend):
-        """Decode by both; compare; return what is wrong, non-finite workers, and sums.
+        """Decode by both, compare, and return the results.
 
         Args:
-            cases: what all workers know of the tensors.
+            cases: tensors of all workers.
             buffers: [workers, words] uint32.
             numbers: sums of the vectors by type.
-            descend: whether 0.3 times the sums is subtracted from 0.5, or they are
-                written.
+            descend: whether to subtract 0.3 times the sums from 0.5, or to write them.
 
         Returns:
-            Text, number, whether each sum is finite, and the targets.
+            Text of the error ("" for none), number of non-finite workers, whether each
+            sum is finite, and the targets.
         """
-        mine = self._sum_on_device(cases, buffers, numbers, descend)
-        theirs = self._sum_on_cpu(cases, buffers, numbers, descend)
-        assert mine[0][:22] == theirs[0][:22]
-        for found, expected in zip(mine[3], theirs[3], strict=True):
-            same(found.view(np.uint32), expected.view(np.uint32), "target")
-        if not mine[0]:
-            assert mine[1] == theirs[1]
-            same(mine[2], theirs[2], "whether sums are finite")
-        return mine
+        result = self._sum_on_device(cases, buffers, numbers, descend)
+        expected = self._sum_on_cpu(cases, buffers, numbers, descend)
+        assert result[0][:22] == expected[0][:22]
+        for target, expected_target in zip(result[3], expected[3], strict=True):
+            same(target.view(np.uint32), expected_target.view(np.uint32), "target")
+        if not result[0]:
+            assert result[1] == expected[1]
+            same(result[2], expected[2], "whether sums are finite")
+        return result
 
     def _sum_on_device(self, cases, buffers, numbers, descend):
         memory = self.device
-        given = _Given(memory, cases, buffers, numbers, descend)
-        tensors = given.tensors
+        arguments = _SumArguments(memory, cases, buffers, numbers, descend)
+        tensors = arguments.tensors
         num_bytes = self.engine.sum_workspace(tensors, len(buffers))
         workspace = memory.poisoned(num_bytes)
         status = memory.poisoned(cuda_library.STATUS_BYTES)
@@ -261,39 +264,40 @@ class Both:
             memory.stream,
             tensors,
             FINGERPRINT,
-            given.buffers.pointer,
+            arguments.buffers.pointer,
             *buffers.shape,
-            given.vectors,
-            [t.pointer for t in given.targets],
-            given.rate and given.rate.pointer,
-            given.finite.pointer,
+            arguments.vectors,
+            [t.pointer for t in arguments.targets],
+            arguments.rate and arguments.rate.pointer,
+            arguments.finite.pointer,
             workspace.pointer,
             status.pointer,
         )
-        found = status.read().view(cuda_library.STATUS)[0]
-        return (self.describe(int(found["error"])), found["nonfinite"], *given.read())
+        result = status.read().view(cuda_library.STATUS)[0]
+        error = self.describe(int(result["error"]))
+        return (error, result["nonfinite"], *arguments.read())
 
     def _sum_on_cpu(self, cases, buffers, numbers, descend):
-        given = _Given(devices.Emulated(), cases, buffers, numbers, descend)
-        nonfinite, wrong = self.cpu.sum(
-            given.tensors,
+        arguments = _SumArguments(devices.Emulated(), cases, buffers, numbers, descend)
+        nonfinite, error = self.cpu.sum(
+            arguments.tensors,
             FINGERPRINT,
-            given.buffers.pointer,
+            arguments.buffers.pointer,
             *buffers.shape,
-            given.vectors,
-            [t.pointer for t in given.targets],
-            given.rate and given.rate.pointer,
-            given.finite.pointer,
+            arguments.vectors,
+            [t.pointer for t in arguments.targets],
+            arguments.rate and arguments.rate.pointer,
+            arguments.finite.pointer,
         )
-        return (wrong, nonfinite, *given.read())
+        return (error, nonfinite, *arguments.read())
 
     def describe(self, error):
-        """Return what a status says is wrong, or ""."""
+        """Return the text of an error, "" for none."""
         return "" if error == RIGHT else self.library.describe(error)
 
 
-class _Given:
-    """What decoding takes, in some memory."""
+class _SumArguments:
+    """Arguments of decoding, in some memory."""
 
     def __init__(self, memory, cases, buffers, numbers, descend):
         self.tensors = cuda_engine.tensors(

@@ -13,8 +13,9 @@ class Step:
     """One set of tensors on the device, for any number of steps.
 
     Args:
-        runner: with the device and the library.
-        cases: `step_oracle.Case`s; their state is copied.
+        runner: `Runner` with the device and the library.
+        cases: list of `step_oracle.Case`; their state is copied.
+        rule: how gradients are accumulated.
     """
 
     def __init__(self, runner, cases, rule=None):
@@ -25,7 +26,7 @@ class Step:
         self.velocity = [array(c.velocity, c.shift) for c in cases]
         self.residual = [array(c.residual, c.shift) for c in cases]
         self.moment = [array(c.moment, c.shift) for c in cases]
-        self.divisor = [array(_numbers(c)) for c in cases]
+        self.divisor = [array(_divisor(c)) for c in cases]
         self.scales = array(np.array([c.scale for c in cases]))
         self.offsets = array(np.array([c.offset for c in cases], np.int32))
         self.hints = array(np.zeros([len(cases), 3], np.int32))
@@ -33,7 +34,7 @@ class Step:
         self.describe(cases)
 
     def describe(self, cases):
-        """Take sizes, k and types from the cases; memory for the step."""
+        """Describe sizes, k and types of the cases; allocate memory for the step."""
         self.tensors = cuda_library.tensors(
             [
                 {
@@ -57,9 +58,9 @@ class Step:
         self.words = self._device.poisoned(4 * num_words, np.uint32)
 
     def write(self, cases):
-        """Bring the cases' gradients, scales, offsets and divisors onto the device."""
+        """Copy the cases' gradients, scales, offsets and divisors to the device."""
         for array, c in zip(self.divisor, cases, strict=True):
-            array.write(_numbers(c))
+            array.write(_divisor(c))
         for array, c in zip(self.gradients, cases, strict=True):
             array.write(c.gradient)
         self.scales.write([c.scale for c in cases])
@@ -79,7 +80,7 @@ class Step:
         )
 
     def expect(self, cases, words):
-        """Check the device's buffer and state, bit by bit."""
+        """Compare the device's buffer and state with the expected bits."""
         same(self.words.read(), words, "words")
         for i, c in enumerate(cases):
             same(self.residual[i].read(), c.residual, f"residual {i}")
@@ -89,20 +90,22 @@ class Step:
 
 
 class Runner:
-    """Runs the same on the device, in NumPy and by the CPU operations."""
+    """Runs steps on the device, in NumPy and by the CPU operations."""
 
     def __init__(self, device, library, cpu):
         self.device, self.library, self.cpu = device, library, cpu
 
     def step(self, cases, rule=None):
-        """Return a `Step`."""
         return Step(self, cases, rule)
 
     def check_steps(self, cases, rule=None, steps=1, change=None):
         """Do steps from the cases' state and compare all of it after each.
 
-        `change(cases, number)` may change gradients, k, scales and offsets in between.
-        The cases end as the state after the last step. Returns the buffers.
+        `change(cases, number)` may change gradients, k, scales and offsets before a
+        step. Afterwards the cases hold the state after the last step.
+
+        Returns:
+            The buffer of each step.
         """
         rule = rule or Rule()
         on_device = self.step(cases, rule)
@@ -113,18 +116,18 @@ class Runner:
             on_device.describe(cases)
             on_device.write(cases)
             on_device.queue()
-            by_cpu = [c.copy() for c in cases]
+            cpu_cases = [c.copy() for c in cases]
             words = step_oracle.step(cases, rule, FINGERPRINT)
             on_device.expect(cases, words)
-            self._check_cpu(by_cpu, cases, rule, words)
+            self._check_cpu(cpu_cases, cases, rule, words)
             buffers.append(words)
         return buffers
 
-    def _check_cpu(self, by_cpu, cases, rule, words):
+    def _check_cpu(self, cpu_cases, cases, rule, words):
         if self.cpu is None:
             return
-        found = np.empty_like(words)
-        divisors = list(map(_numbers, by_cpu))
+        cpu_words = np.empty_like(words)
+        divisors = list(map(_divisor, cpu_cases))
         tensors = cuda_library.tensors(
             [
                 {
@@ -137,28 +140,33 @@ class Runner:
                     "value_type": cuda_library.VALUE_TYPES[c.value_type],
                     "largest": c.largest,
                     "moment": None if c.divisor is None else c.moment.ctypes.data,
-                    "divisor": numbers.ctypes.data,
+                    "divisor": divisor.ctypes.data,
                 }
-                for c, numbers in zip(by_cpu, divisors, strict=True)
+                for c, divisor in zip(cpu_cases, divisors, strict=True)
             ]
         )
-        scales = np.array([c.scale for c in by_cpu])
-        offsets = np.array([c.offset for c in by_cpu], np.int32)
-        pointers = (scales.ctypes.data, offsets.ctypes.data, found.ctypes.data)
-        self.cpu.compress(tensors, settings(rule), *pointers)
-        same(found, words, "the CPU operation's words")
-        for mine, theirs in zip(cases, by_cpu, strict=True):
-            same(mine.residual, theirs.residual, "the CPU operation's residual")
-            same(mine.velocity, theirs.velocity, "the CPU operation's velocity")
-            same(mine.moment, theirs.moment, "the CPU operation's moment")
+        scales = np.array([c.scale for c in cpu_cases])
+        offsets = np.array([c.offset for c in cpu_cases], np.int32)
+        self.cpu.compress(
+            tensors,
+            settings(rule),
+            scales.ctypes.data,
+            offsets.ctypes.data,
+            cpu_words.ctypes.data,
+        )
+        same(cpu_words, words, "the CPU operation's words")
+        for expected, case in zip(cases, cpu_cases, strict=True):
+            same(expected.residual, case.residual, "the CPU operation's residual")
+            same(expected.velocity, case.velocity, "the CPU operation's velocity")
+            same(expected.moment, case.moment, "the CPU operation's moment")
 
     def decode(self, layout, buffers, descend):
-        """Return status and targets, [size] float32 each, that were 0.5 before.
+        """Return the status and the targets, [size] float32, initially 0.5.
 
         Args:
             layout: (size, k, value type) of each tensor.
             buffers: [workers, words] uint32.
-            descend: whether 0.3 times the sums is subtracted, or they are written.
+            descend: whether to subtract 0.3 times the sums, or to write them.
         """
         tensors = describe_layout(layout)
         targets = [self.device.array(np.full(n, 0.5, np.float32)) for n, _, _ in layout]
@@ -179,14 +187,13 @@ class Runner:
             workspace.pointer,
             status.pointer,
         )
-        found = status.read().view(cuda_library.STATUS)[0]
-        return found, [t.read() for t in targets]
+        return status.read().view(cuda_library.STATUS)[0], [t.read() for t in targets]
 
     def decode_on_cpu(self, layout, buffers, descend):
-        """Return the number of non-finite workers, what is wrong, and the targets."""
+        """Return the number of non-finite workers, the error, and the targets."""
         targets = [np.full(n, 0.5, np.float32) for n, _, _ in layout]
         rate = np.array([0.3])
-        nonfinite, wrong = self.cpu.decode(
+        nonfinite, error = self.cpu.decode(
             describe_layout(layout),
             FINGERPRINT,
             buffers.ctypes.data,
@@ -194,13 +201,13 @@ class Runner:
             [t.ctypes.data for t in targets],
             rate.ctypes.data if descend else None,
         )
-        return nonfinite, wrong, targets
+        return nonfinite, error, targets
 
 
-def _numbers(case):
-    """Return a divisor's numbers; of no divisor, some that are not read."""
-    none = np.full(5, np.nan)
-    return none if case.divisor is None else np.asarray(case.divisor, np.float64)
+def _divisor(case):
+    """Return the divisor's numbers; without a divisor, numbers that are not read."""
+    unused = np.full(5, np.nan)
+    return unused if case.divisor is None else np.asarray(case.divisor, np.float64)
 
 
 def describe_layout(layout):
@@ -214,17 +221,17 @@ def describe_layout(layout):
 
 
 def settings(rule):
-    """Return a rule as the library wants it."""
+    """Return the library's settings of a rule."""
     return cuda_library.Settings(
         cuda_library.RULES[rule.name], rule.masking, rule.momentum, FINGERPRINT
     )
 
 
-def same(found, expected, what):
-    """Check that two arrays have the same bits; -0 and 0 count as the same."""
-    if not np.array_equal(found, expected):
-        where = np.flatnonzero(found != expected)
+def same(result, expected, name):
+    """Check that two arrays have the same bits; -0 and 0 are equal."""
+    if not np.array_equal(result, expected):
+        where = np.flatnonzero(result != expected)
         raise AssertionError(
-            f"{what}: {where.size} of {expected.size} differ, first at {where[0]}: "
-            f"{found[where[0]]}, not {expected[where[0]]}"
+            f"{name}: {where.size} of {expected.size} differ, first at {where[0]}: "
+            f"{result[where[0]]}, not {expected[where[0]]}"
         )

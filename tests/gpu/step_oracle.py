@@ -1,7 +1,7 @@
-"""The fused step in NumPy, to the bit, for up to 10^8 entries.
+"""The fused step in NumPy with exact bits, for up to 10^8 entries.
 
-Written from docs/wire_format.md and from what `custom_ops/cpu/compress.h` promises. All
-arithmetic is in float32, one rounding per operation.
+Written from docs/wire_format.md and the comments of `custom_ops/cpu/compress.h`. All
+arithmetic is in float32, with one rounding per operation.
 """
 
 import dataclasses
@@ -13,7 +13,7 @@ MAGIC = 0x44474301
 
 
 def type_name(numbers):
-    """Return the type of an array's numbers; uint16 are the bits of bfloat16."""
+    """Return the type of an array's numbers; uint16 holds the bits of bfloat16."""
     return "bfloat16" if numbers.dtype == np.uint16 else numbers.dtype.name
 
 
@@ -23,15 +23,17 @@ class Case:
 
     Attributes:
         gradient: [size] float32, float16, or uint16: the bits of bfloat16.
-        k: entries to send.
-        value_type: of the wire, or "exempt", with a colon and a type if it is coded.
-        velocity: [size] float32, changed by a step; so is `residual`.
-        scale: what the gradient is multiplied by.
-        offset: where ties are broken from.
-        shift: entries by which the arrays are out of alignment on the device.
-        largest: what is sent of an entry at most.
-        divisor: [5] what the gradient is divided by, as of `tf_dgc::Divisor`; or None.
-        moment: [size] float32, whose root that is; changed by a step.
+        k: number of entries to send.
+        value_type: type on the wire; "exempt" for an uncompressed tensor, with a colon
+            and a type if it is coded.
+        velocity: [size] float32, changed by a step.
+        residual: [size] float32, changed by a step.
+        scale: factor of the gradient.
+        offset: first position in the order of ties.
+        shift: number of entries by which the device's arrays are out of alignment.
+        largest: largest magnitude that is sent of an entry.
+        divisor: [5] float64 as in `tf_dgc::Divisor`; or None.
+        moment: [size] float32, second moment of the divisor; changed by a step.
     """
 
     gradient: np.ndarray
@@ -63,7 +65,7 @@ class Case:
         return type_name(self.gradient)
 
     def copy(self):
-        """Return a case whose state is its own."""
+        """Return a case with a copy of the state."""
         return dataclasses.replace(
             self,
             velocity=self.velocity.copy(),
@@ -90,7 +92,7 @@ def step(cases, rule, fingerprint):
 
 
 def seal(words):
-    """Return the words with their length and the checksum that they should have."""
+    """Return the words with the correct length and checksum."""
     words = words.copy()
     words[3] = words.size
     words[4] = 0
@@ -102,19 +104,19 @@ def seal(words):
 def chosen(residual, k, offset):
     """Return the ascending positions of the k largest magnitudes.
 
-    Ties go to those that come first in cyclic order from `offset`.
+    Ties are broken in cyclic order from `offset`.
     """
     magnitude = np.abs(residual)
     cut = np.partition(magnitude, residual.size - k)[residual.size - k]
     above = np.flatnonzero(magnitude > cut)
     ties = np.flatnonzero(magnitude == cut)
     first = np.searchsorted(ties, offset)
-    taken = ties[(first + np.arange(k - above.size)) % ties.size]
-    return np.sort(np.concatenate([above, taken]))
+    chosen_ties = ties[(first + np.arange(k - above.size)) % ties.size]
+    return np.sort(np.concatenate([above, chosen_ties]))
 
 
 def encode(size, positions, values, value_type):
-    """Return a tensor's words, and its values as a decoder will see them."""
+    """Return a tensor's words, and the decoded values."""
     k = positions.size
     width = (size // k).bit_length() - 1
     low = positions[:, None] >> np.arange(width) & 1
@@ -134,21 +136,21 @@ def pack(bits):
 
 
 def _accumulate(cases, rule):
-    """Correct and accumulate; return whether no entry would have overflowed."""
+    """Accumulate all gradients; return whether all entries are finite."""
     finite = True
     for case in cases:
-        gradient, taken = _divide(case)
+        gradient, gradient_is_finite = _divide(case)
         u, v = _add(case, rule, gradient)
         fits = np.isfinite(v)
         u0, v0 = _add(case, rule, np.zeros(case.size, np.float32))
         v0 = np.where(np.isfinite(v0), v0, case.residual)
         case.velocity, case.residual = np.where(fits, u, u0), np.where(fits, v, v0)
-        finite = finite and taken and bool(fits.all())
+        finite = finite and gradient_is_finite and bool(fits.all())
     return finite
 
 
 def _divide(case):
-    """Return what is accumulated, and whether the gradient was not left out before."""
+    """Return the (divided) gradient to accumulate, and whether it was finite."""
     scale = np.float32(case.scale)
     gradient = scale * widen(case.gradient)
     if case.divisor is None or not case.divisor[0]:
@@ -156,9 +158,9 @@ def _divide(case):
     if np.isnan(scale):
         gradient = np.zeros(case.size, np.float32)
     factor, rest, epsilon, share, largest = np.float32(case.divisor)
-    most = np.finfo(np.float32).max
+    limit = np.finfo(np.float32).max
     square = factor * (gradient * gradient)
-    square = np.where(square < most, square, most)
+    square = np.where(square < limit, square, limit)
     case.moment = case.moment + rest * (square - case.moment)
     root = np.sqrt(case.moment) + epsilon
     quotient = np.where(root == 0, np.float32(0), share * gradient / root)
@@ -179,18 +181,18 @@ def _add(case, rule, gradient):
 
 
 def _send(case, rule):
-    """Return the tensor's words, and take what is sent out of its state."""
+    """Return the tensor's words, and subtract the sent values from its state."""
     if wire_reference.is_uncompressed(case.value_type):
         coded_as = wire_reference.coded_as(case.value_type, "float32")
         words, sent = _encode_values(_within(case, case.residual), coded_as)
         case.residual = case.residual - sent
         return words
     positions = chosen(case.residual, case.k, case.offset)
-    found = case.residual[positions]
-    values = _within(case, found)
+    entries = case.residual[positions]
+    values = _within(case, entries)
     words, coded = encode(case.size, positions, values, case.value_type)
     case.residual = case.residual.copy()
-    case.residual[positions] = found - coded
+    case.residual[positions] = entries - coded
     if rule.masking and rule.name != "none" and case.k < case.size:
         case.velocity = case.velocity.copy()
         case.velocity[positions] = 0

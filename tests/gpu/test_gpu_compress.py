@@ -1,4 +1,4 @@
-"""The fused step on the device: the same bits as NumPy and the CPU operations."""
+"""The fused step on the device gives the same bits as NumPy and the CPU operations."""
 
 import itertools
 import math
@@ -11,7 +11,7 @@ from common import cuda_library, resnet50
 from harness_gpu import FINGERPRINT, same, settings
 from step_oracle import Case, Rule
 
-EMULATED_LIMIT = 1_000_000  # entries, for the time it takes
+EMULATED_LIMIT = 1_000_000  # entries; larger tensors take too long
 SMALL = 9_000  # more than two of the kernels' tiles
 VALUE_TYPES = ["float32", "bfloat16", "float16", "sign", "mxint8", "mxfp4"]
 EXEMPT = ["exempt", "exempt:bfloat16", "exempt:mxint8"]
@@ -19,10 +19,10 @@ EXEMPT = ["exempt", "exempt:bfloat16", "exempt:mxint8"]
 
 def floats(size, seed, dtype="float32"):
     """Return normally distributed numbers; bfloat16 as its bits."""
-    drawn = np.random.default_rng(seed).standard_normal(size, np.float32)
-    return (
-        step_oracle.to_bfloat16(drawn) if dtype == "bfloat16" else drawn.astype(dtype)
-    )
+    numbers = np.random.default_rng(seed).standard_normal(size, np.float32)
+    if dtype == "bfloat16":
+        return step_oracle.to_bfloat16(numbers)
+    return numbers.astype(dtype)
 
 
 def case(size, k, seed=0, dtype="float32", **rest):
@@ -62,8 +62,8 @@ def test_sizes(runner, size, density):
 
 
 def test_small_empty_tensors(runner):
-    """Without entries there is no memory, and the pointers are null."""
-    empty = [
+    """Empty tensors have no memory: their pointers are null."""
+    cases = [
         uncompressed(0),
         case(50, 3),
         uncompressed(0),
@@ -71,7 +71,7 @@ def test_small_empty_tensors(runner):
         uncompressed(7),
         uncompressed(0),
     ]
-    runner.check_steps(empty, steps=2)
+    runner.check_steps(cases, steps=2)
     runner.check_steps([uncompressed(0)])
 
 
@@ -92,8 +92,8 @@ def test_small_rules(runner, name, masking):
     runner.check_steps(cases, rule, steps=3, change=new_gradients)
 
 
-def test_small_buffer_is_that_of_the_reference(runner):
-    """The oracle of these tests writes what the wire format's own reference reads."""
+def test_small_buffer_equals_the_wire_reference(runner):
+    """The oracle of these tests agrees with the reference of the wire format."""
     layout = [
         *((900, "float32", t) for t in VALUE_TYPES),
         (33, "float32", "exempt"),
@@ -128,7 +128,7 @@ def content(kind, size):
     few_zeros_left = np.zeros(size, np.float32)
     few_zeros_left[7:57] = 1
     ulps = np.float32(2**-23)
-    made = {
+    functions = {
         "zeros": lambda: np.zeros(size),
         "equal": lambda: np.full(size, -2),
         "few values": lambda: random.integers(-2, 3, size),
@@ -141,7 +141,7 @@ def content(kind, size):
             [0.5, 1, 7], size, p=[0.7, 0.28, 0.02]
         ),
     }
-    return made[kind]().astype(np.float32)
+    return functions[kind]().astype(np.float32)
 
 
 @pytest.mark.parametrize("k", [1, 100, 2_000, 6_000, 19_999])
@@ -166,7 +166,7 @@ def test_small_ties(runner, kind, k):
 
 
 def test_small_denormals_are_zero(runner):
-    """A velocity that decays to denormals would be another result than the CPU's."""
+    """The CPU flushes denormals to zero too."""
     on_device = runner.step([Case(np.full(5000, 1e-39, np.float32), 5)])
     on_device.queue()
     assert not np.any(on_device.velocity[0].read())
@@ -174,10 +174,10 @@ def test_small_denormals_are_zero(runner):
 
 
 @pytest.mark.parametrize("name", cuda_library.RULES)
-@pytest.mark.parametrize("what", [np.nan, np.inf, -np.inf])
-def test_small_nonfinite_gradient_is_left_out(runner, name, what):
+@pytest.mark.parametrize("value", [np.nan, np.inf, -np.inf])
+def test_small_nonfinite_gradient_is_skipped(runner, name, value):
     cases = [case(SMALL, 90), case(300, 5, 5, dtype="float16"), uncompressed(5000, 9)]
-    cases[1].gradient[17::100] = what
+    cases[1].gradient[17::100] = value
 
     def repair(cases, number):
         if number:
@@ -189,8 +189,8 @@ def test_small_nonfinite_gradient_is_left_out(runner, name, what):
 
 @pytest.mark.parametrize("count", [1, 9_000])
 @pytest.mark.parametrize("bits", [0x7FFFFFFF, 0xFFFFFFFF, 0x7FC00000, 0x7F800000])
-def test_small_residual_that_is_not_finite(runner, bits, count):
-    """Nothing makes one, but a user may: still k entries are sent, and no more."""
+def test_small_nonfinite_residual_sends_k_entries(runner, bits, count):
+    """A step creates no such residual, but a user may set one."""
     size, k = 10_000, 9
     tensor = case(size, k)
     tensor.gradient[:] = 0
@@ -210,7 +210,7 @@ def test_small_all_nonfinite(runner):
     assert words[2] == 1
 
 
-def test_small_scale_of_nan(runner):
+def test_small_nan_scale_counts_as_nonfinite(runner):
     cases = [case(SMALL, 90), case(300, 5, 5, scale=np.nan)]
     (words,) = runner.check_steps(cases)
     assert words[2] == 1
@@ -223,7 +223,7 @@ def test_small_overflow_counts_as_nonfinite(runner):
 
 
 @pytest.mark.parametrize("value_type", [*VALUE_TYPES, *EXEMPT])
-def test_small_no_more_than_the_largest_is_sent(runner, value_type):
+def test_small_sent_values_are_at_most_the_largest(runner, value_type):
     k = SMALL if value_type in EXEMPT else 101
     runner.check_steps([case(SMALL, k, value_type=value_type, largest=0.5)], steps=2)
 
@@ -253,16 +253,16 @@ def test_resnet50_in_one_call(runner, value_type):
 
 @pytest.mark.parametrize("small", [0, 1])
 def test_small_many_tensors(runner, small):
-    """More than a launch brings onto the device, or a block looks at at once."""
+    """More than a launch copies to the device, or a block handles at once."""
     cases = [uncompressed(i % 3, i) for i in range(700 * small)]
     cases += [case(100 + i % 7, 1 + i % 5, i, largest=2.0) for i in range(1500)]
-    cases[-300:] = [case(90 + i, 60, i) for i in range(300)]  # whose residual is read
+    cases[-300:] = [case(90 + i, 60, i) for i in range(300)]  # their residual is read
     cases.append(case(SMALL, SMALL // 3, value_type="sign"))
     runner.check_steps(cases, steps=2, change=new_gradients)
 
 
-def test_hints_never_decide(runner):
-    """Gradients change in size, k changes, and the last step's hints mislead."""
+def test_misleading_hints_do_not_change_the_result(runner):
+    """Gradients change in magnitude and k changes, so the last step's hints mislead."""
     factors = [1, 1, 1, 1000, 1, 1, 1e-3, 0, 0, 1, 1]
     counts = [30, 30, 31, 31, 31, 3000, 3000, 31, 31, 31, 31]
 
@@ -277,8 +277,8 @@ def test_hints_never_decide(runner):
 
 
 @pytest.mark.parametrize(("size", "k"), [(30_000, 30), (10_000, 1_000), (10_000, 9)])
-def test_any_hint_gives_the_same(runner, size, k):
-    """With a low one all of 10,000 entries are candidates, and far above it."""
+def test_any_hint_gives_the_same_result(runner, size, k):
+    """A low hint makes all of 10,000 entries candidates."""
     tensor = case(size, k)
     words = step_oracle.step([tensor.copy()], Rule(), FINGERPRINT)
     for threshold in [0, 1, 2**23, 0x3F800000, 0x40000000, 0x7F7FFFFF, 2**31 - 1, -5]:
@@ -289,26 +289,26 @@ def test_any_hint_gives_the_same(runner, size, k):
 
 
 @pytest.mark.parametrize("size", [30_000, 10**7])
-def test_every_run_gives_the_same(runner, size):
+def test_every_run_gives_the_same_result(runner, size):
     if size > EMULATED_LIMIT and runner.device.kind == "emulated":
         pytest.skip("takes too long on the emulated device")
     cases = [case(size, size // 1000, value_type="sign"), uncompressed(500)]
-    found = set()
+    results = set()
     for _ in range(5):
         on_device = runner.step(cases)
         on_device.queue()
         on_device.queue()
-        found.add(
+        results.add(
             on_device.words.read().tobytes() + on_device.residual[0].read().tobytes()
         )
-    assert len(found) == 1
+    assert len(results) == 1
 
 
 # --- wrong arguments ------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
-    ("wrong", "what"),
+    ("wrong", "message"),
     [
         ({"k": 6}, "size or k"),
         ({"k": 0}, "size or k"),
@@ -318,12 +318,12 @@ def test_every_run_gives_the_same(runner, size):
         ({"value_type": 10}, "unknown value type"),
     ],
 )
-def test_small_wrong_arguments(runner, wrong, what):
+def test_small_wrong_arguments(runner, wrong, message):
     tensors = cuda_library.tensors([{"size": 5, "k": 5, "value_type": 0, **wrong}])
     assert runner.library.words(tensors) == -1
     assert runner.library.compress_workspace(tensors) == -1
     rest = [None] * 5
-    with pytest.raises(ValueError, match=what):
+    with pytest.raises(ValueError, match=message):
         runner.library.compress(None, tensors, settings(Rule()), *rest)
 
 
@@ -331,7 +331,7 @@ def test_small_wrong_arguments(runner, wrong, what):
 def test_small_unknown_gradients(runner, gradient_type):
     description = {"size": 5, "k": 5, "value_type": 0, "gradient_type": gradient_type}
     tensors = cuda_library.tensors([description])
-    assert runner.library.words(tensors) > 0  # decoding does not look at gradients
+    assert runner.library.words(tensors) > 0  # decoding needs no gradients
     with pytest.raises(ValueError, match="must be float32, bfloat16 or float16"):
         runner.library.compress(None, tensors, settings(Rule()), *[None] * 5)
 

@@ -1,4 +1,4 @@
-"""Buffers of all workers on the device: summed, applied, or refused."""
+"""Decoding of all workers' buffers on the device: sums, updates and errors."""
 
 import math
 
@@ -24,9 +24,9 @@ LAYOUT = [
 
 
 def buffers_of(layout, num_workers, few=5, num_bad=0):
-    """Return buffers [num_workers, words], of at most `few` that differ."""
+    """Return buffers [num_workers, words], at most `few` different ones."""
     random = np.random.default_rng(1)
-    made = []
+    buffers = []
     for worker in range(min(few, num_workers)):
         cases = [
             Case(random.standard_normal(n, np.float32), k, t, offset=n // 2)
@@ -34,12 +34,12 @@ def buffers_of(layout, num_workers, few=5, num_bad=0):
         ]
         if worker < num_bad:
             cases[0].gradient[5] = np.nan
-        made.append(step_oracle.step(cases, Rule(), FINGERPRINT))
-    return np.stack([made[w % len(made)] for w in range(num_workers)])
+        buffers.append(step_oracle.step(cases, Rule(), FINGERPRINT))
+    return np.stack([buffers[w % len(buffers)] for w in range(num_workers)])
 
 
 def expected_targets(layout, buffers, descend):
-    """Return the targets, from the buffers' words and docs/wire_format.md."""
+    """Return the targets, decoded as docs/wire_format.md describes."""
     at = 5
     targets = []
     for size, k, value_type in layout:
@@ -57,7 +57,7 @@ def expected_targets(layout, buffers, descend):
 
 
 def read_tensor(words, size, k, value_type):
-    """Return positions, values, and how many words they took."""
+    """Return positions, values, and the number of words of a tensor."""
     if wire_reference.is_uncompressed(value_type):
         value_type = wire_reference.coded_as(value_type, "float32")
         return slice(None), *read_values(words, 0, size, value_type)
@@ -71,7 +71,7 @@ def read_tensor(words, size, k, value_type):
 
 
 def read_values(words, at, k, value_type):
-    """Return k values from a word on, and the word behind them."""
+    """Return k values from a word on, and the index of the word after them."""
     if value_type == "sign":
         num_words = 1 + math.ceil(k / 32)
         negative = bits_of(words[at + 1 : at + num_words])[:k]
@@ -101,14 +101,14 @@ def check(runner, layout, buffers, descend, num_bad=0):
     assert status["error"] == RIGHT, runner.library.describe(int(status["error"]))
     assert status["nonfinite"] == num_bad
     expected = expected_targets(layout, buffers, descend)
-    for i, (mine, theirs) in enumerate(zip(targets, expected, strict=True)):
-        same(mine, theirs, f"target {i}")
+    for i, (target, reference) in enumerate(zip(targets, expected, strict=True)):
+        same(target, reference, f"target {i}")
     if runner.cpu is None:
         return
-    nonfinite, wrong, by_cpu = runner.decode_on_cpu(layout, buffers, descend)
-    assert (nonfinite, wrong) == (num_bad, "")
-    for i, (mine, theirs) in enumerate(zip(targets, by_cpu, strict=True)):
-        same(mine, theirs, f"the CPU operation's target {i}")
+    nonfinite, error, cpu_targets = runner.decode_on_cpu(layout, buffers, descend)
+    assert (nonfinite, error) == (num_bad, "")
+    for i, (target, reference) in enumerate(zip(targets, cpu_targets, strict=True)):
+        same(target, reference, f"the CPU operation's target {i}")
 
 
 @pytest.mark.parametrize("descend", [False, True])
@@ -133,21 +133,21 @@ def test_small_many_tensors(runner):
     check(runner, layout, buffers_of(layout, 2), True)
 
 
-def test_small_workers_that_were_not_finite_are_counted(runner):
+def test_small_nonfinite_workers_are_counted(runner):
     check(runner, LAYOUT, buffers_of(LAYOUT, 8, few=8, num_bad=3), True, num_bad=3)
 
 
 # --- bad buffers ----------------------------------------------------------------------
 
 
-def word(index, value):
+def set_word(index, value):
     def change(words):
         words[index] = value
 
     return change
 
 
-def high_bit(add):
+def flip_high_bit(add):
     """Set one more of the first tensor's high bits, or clear one."""
 
     def change(words):
@@ -159,21 +159,21 @@ def high_bit(add):
 
 
 @pytest.mark.parametrize(
-    ("change", "is_sealed", "what"),
+    ("change", "is_sealed", "message"),
     [
-        (word(0, 7), True, "not one of this version"),
-        (word(1, 7), True, "another model"),
-        (word(3, 7), False, "another length"),
-        (word(4, 7), False, "checksum"),
-        (word(9, 7), False, "checksum"),
-        (word(2, 6), True, "unknown flags"),
-        (word(-1, 0x7F800000), True, "tensor 9: a value is not finite"),
-        (high_bit(True), True, "tensor 0: there are too many positions"),
-        (high_bit(False), True, "tensor 0: there are too few positions"),
+        (set_word(0, 7), True, "not one of this version"),
+        (set_word(1, 7), True, "another model"),
+        (set_word(3, 7), False, "another length"),
+        (set_word(4, 7), False, "checksum"),
+        (set_word(9, 7), False, "checksum"),
+        (set_word(2, 6), True, "unknown flags"),
+        (set_word(-1, 0x7F800000), True, "tensor 9: a value is not finite"),
+        (flip_high_bit(True), True, "tensor 0: there are too many positions"),
+        (flip_high_bit(False), True, "tensor 0: there are too few positions"),
     ],
 )
 @pytest.mark.parametrize("descend", [False, True])
-def test_small_bad_buffers_change_nothing(runner, change, is_sealed, what, descend):
+def test_small_bad_buffers_change_nothing(runner, change, is_sealed, message, descend):
     buffers = buffers_of(LAYOUT, 4)
     change(buffers[2])
     if is_sealed:
@@ -181,15 +181,15 @@ def test_small_bad_buffers_change_nothing(runner, change, is_sealed, what, desce
     status, targets = runner.decode(LAYOUT, buffers, descend)
     text = runner.library.describe(int(status["error"]))
     assert text.startswith("The buffer of worker 2 ")
-    assert what in text
+    assert message in text
     for target in targets:
         assert np.all(target == 0.5)
     if runner.cpu is not None:
-        _, wrong, _ = runner.decode_on_cpu(LAYOUT, buffers, descend)
-        assert wrong.startswith("The buffer of worker 2 ")
+        _, error, _ = runner.decode_on_cpu(LAYOUT, buffers, descend)
+        assert error.startswith("The buffer of worker 2 ")
 
 
-def test_small_every_flipped_bit_is_noticed(runner):
+def test_small_every_flipped_bit_is_an_error(runner):
     layout = [(60, 4, "float32")]
     good = buffers_of(layout, 1)
     for bit in range(32 * good.size):
@@ -207,7 +207,7 @@ def test_small_the_first_bad_worker_is_named(runner):
     assert "worker 66 " in runner.library.describe(int(status["error"]))
 
 
-def test_small_texts(runner):
+def test_small_error_texts(runner):
     describe = runner.library.describe
     assert describe(RIGHT) == "The buffers are right"
     assert describe(3 << 40 | 2 << 8 | 9) == (
@@ -217,13 +217,23 @@ def test_small_texts(runner):
 
 
 @pytest.mark.parametrize(
-    ("num_workers", "extra", "what"),
+    ("num_workers", "extra", "message"),
     [(0, 0, "workers"), (70_000, 0, "workers"), (1, 1, "another length")],
 )
-def test_small_wrong_arguments(runner, num_workers, extra, what):
+def test_small_wrong_arguments(runner, num_workers, extra, message):
     layout = [(60, 4, "float32")]
     tensors = describe_layout(layout)
     num_words = runner.library.words(tensors) + extra
-    start = (None, tensors, FINGERPRINT, None, num_workers, num_words)
-    with pytest.raises(ValueError, match=what):
-        runner.library.decode(*start, [None], None, None, None)
+    with pytest.raises(ValueError, match=message):
+        runner.library.decode(
+            None,
+            tensors,
+            FINGERPRINT,
+            None,
+            num_workers,
+            num_words,
+            [None],
+            None,
+            None,
+            None,
+        )

@@ -1,4 +1,4 @@
-"""The engine's methods on the device: the bits of the CPU's engine."""
+"""The engine's methods on the device give the same bits as the CPU's engine."""
 
 import devices
 import numpy as np
@@ -30,21 +30,21 @@ RULES = list(cuda_library.RULES)
 
 
 def case(name, size, seed=0, dtype="float32", **rest):
-    """Return a tensor of a method; its rows are short where that fits."""
+    """Return a tensor of a method."""
     method, parameters = METHODS[name]
     columns = next(n for n in (300, 7, 3, 1) if size % n == 0)
-    own = {"columns": columns, "summed_as": SUMMED.get(name), **rest}
-    return Case(method, draw(size, seed, dtype), parameters, **own)
+    settings = {"columns": columns, "summed_as": SUMMED.get(name), **rest}
+    return Case(method, draw(size, seed, dtype), parameters, **settings)
 
 
 def uncompressed(size, seed=0):
     return case("whole", size, seed)
 
 
-def buffers_of(done, num_workers):
-    """Return what as many workers gathered, and the sums of their vectors."""
-    words = [done[i % len(done)][0] for i in range(num_workers)]
-    return np.stack(words), done[0][1]
+def buffers_of(steps, num_workers):
+    """Return the gathered buffers of several workers, and the sums of their vectors."""
+    words = [steps[i % len(steps)][0] for i in range(num_workers)]
+    return np.stack(words), steps[0][1]
 
 
 @pytest.fixture
@@ -70,7 +70,7 @@ def test_small_sizes(both, name, size):
 @pytest.mark.parametrize("rule", RULES)
 @pytest.mark.parametrize("name", METHODS)
 def test_small_steps_and_sums(both, name, rule):
-    """Several tensors, some of them exempt, of 1 to 4 workers."""
+    """With several tensors, some of them uncompressed, and 1 to 4 workers."""
     cases = [
         case(name, 9_000, scale=0.3),
         uncompressed(300, 1),
@@ -79,23 +79,23 @@ def test_small_steps_and_sums(both, name, rule):
         uncompressed(0),
         uncompressed(5, 4),
     ]
-    done = both.steps(cases, rule, count=3)
+    steps = both.steps(cases, rule, count=3)
     for num_workers in range(1, 5):
         for descend in (False, True):
-            buffers, numbers = buffers_of(done, num_workers)
-            wrong, nonfinite, finite, _ = both.sum(cases, buffers, numbers, descend)
-            assert (wrong, nonfinite) == ("", 0)
+            buffers, numbers = buffers_of(steps, num_workers)
+            error, nonfinite, finite, _ = both.sum(cases, buffers, numbers, descend)
+            assert (error, nonfinite) == ("", 0)
             assert np.all(finite == 1)
 
 
 @pytest.mark.parametrize("name", METHODS)
-def test_small_nothing_kept(both, name):
-    cases = [case(name, n, n, keeps=False) for n in (5_000, 31, 70_000)]
+def test_small_without_a_residual(both, name):
+    cases = [case(name, n, n, has_residual=False) for n in (5_000, 31, 70_000)]
     both.steps(cases, worker=3)
 
 
 def test_small_many_tensors(both):
-    """More than a kernel's parameters hold."""
+    """More tensors than a kernel's parameters hold."""
     names = list(METHODS)
     cases = [case(names[i % len(names)], 40 + i, i) for i in range(150)]
     cases += [case(names[0], 40 + i % 9, i) for i in range(600)]
@@ -103,60 +103,60 @@ def test_small_many_tensors(both):
     both.sum(cases, sent[0][None], sent[1], True)
 
 
-def test_draws_differ_by_tensor_step_and_worker(both):
+def test_random_numbers_differ_by_tensor_step_and_worker(both):
     gradient = np.full(5_000, 0.01, np.float32)
-    twice = [Case("natural", gradient, keeps=False) for _ in range(2)]
+    cases = [Case("natural", gradient, has_residual=False) for _ in range(2)]
 
-    def same_again(number, gradients, scales):
+    def repeat(number, gradients, scales):
         return [gradient, gradient], scales
 
-    found = [
+    parts = [
         part.tobytes()
         for worker in (0, 1)
-        for words, _ in both.steps(twice, change=same_again, worker=worker)
+        for words, _ in both.steps(cases, change=repeat, worker=worker)
         for part in np.split(words[5:], 2)
     ]
-    assert len(set(found)) == 8
+    assert len(set(parts)) == 8
 
 
 # --- content --------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("what", ["zeros", "tiny", "huge", "equal"])
+@pytest.mark.parametrize("content", ["zeros", "tiny", "huge", "equal"])
 @pytest.mark.parametrize("name", METHODS)
-def test_small_content(both, name, what):
+def test_small_content(both, name, content):
     size = 5_000
-    factor = {"zeros": 0, "tiny": 1e-38, "huge": 1e37, "equal": 1}[what]
+    factor = {"zeros": 0, "tiny": 1e-38, "huge": 1e37, "equal": 1}[content]
     gradient = draw(size, 1) * np.float32(factor)
-    if what == "equal":
+    if content == "equal":
         gradient[:] = -1.5
-    one = case(name, size, residual=np.zeros(size, np.float32))
-    one.gradient = gradient
-    (sent,) = both.steps([one], count=1)
-    both.sum([one], *buffers_of([sent], 2), False)
+    tensor = case(name, size, residual=np.zeros(size, np.float32))
+    tensor.gradient = gradient
+    steps = both.steps([tensor], count=1)
+    both.sum([tensor], *buffers_of(steps, 2), False)
 
 
 @pytest.mark.parametrize("rule", RULES)
-@pytest.mark.parametrize("what", [np.nan, np.inf])
-def test_small_nonfinite_gradient_is_left_out(both, rule, what):
-    """An entry, or all by the scale; nothing of what was kept is lost."""
+@pytest.mark.parametrize("value", [np.nan, np.inf])
+def test_small_nonfinite_gradient_is_skipped(both, rule, value):
+    """For a non-finite entry and a non-finite scale; the residual stays."""
     names = ["two_bit", "ef_sign_sgd", "one_bit", "qsgd", "float16"]
     cases = [case(name, 9_000) for name in names]
 
     def poison(number, gradients, scales):
         if number == 0:
             gradients = [g.copy() for g in gradients]
-            gradients[1][17::1000] = what
+            gradients[1][17::1000] = value
         return gradients, [np.nan if number == 1 and i == 2 else 1 for i in range(5)]
 
-    done = both.steps(cases, rule, count=3, change=poison)
-    assert [int(words[2]) for words, _ in done] == [1, 1, 0]
-    assert [numbers["float16"][0] for _, numbers in done] == [0x3C00, 0x3C00, 0]
-    _, nonfinite, _, _ = both.sum(cases, *buffers_of(done, 3), False)
+    steps = both.steps(cases, rule, count=3, change=poison)
+    assert [int(words[2]) for words, _ in steps] == [1, 1, 0]
+    assert [numbers["float16"][0] for _, numbers in steps] == [0x3C00, 0x3C00, 0]
+    _, nonfinite, _, _ = both.sum(cases, *buffers_of(steps, 3), False)
     assert nonfinite == 2
 
 
-def test_small_what_is_not_finite_updates_nothing(both):
+def test_small_nonfinite_sum_updates_nothing(both):
     cases = [uncompressed(5_000), uncompressed(40), case("two_bit", 50)]
     cases[1].gradient[7] = 3e38
     cases[1].residual[7] = 0
@@ -174,7 +174,7 @@ def test_small_what_is_not_finite_updates_nothing(both):
 
 
 @pytest.mark.parametrize(
-    ("index", "value", "is_sealed", "what"),
+    ("index", "value", "is_sealed", "message"),
     [
         (0, 7, True, "not one of this version"),
         (1, 7, True, "another model"),
@@ -185,20 +185,22 @@ def test_small_what_is_not_finite_updates_nothing(both):
     ],
 )
 @pytest.mark.parametrize("descend", [False, True])
-def test_small_bad_buffers_change_nothing(both, index, value, is_sealed, what, descend):
+def test_small_bad_buffers_change_nothing(
+    both, index, value, is_sealed, message, descend
+):
     cases = [case("qsgd", 9_000), uncompressed(20), case("float16", 50)]
     (sent,) = both.steps(cases, count=1)
     buffers, numbers = buffers_of([sent], 4)
     buffers[2, index] = value
     if is_sealed:
         buffers[2] = step_oracle.seal(buffers[2])
-    wrong, _, _, targets = both.sum(cases, buffers, numbers, descend)
-    assert wrong.startswith("The buffer of worker 2 ")
-    assert what in wrong
+    error, _, _, targets = both.sum(cases, buffers, numbers, descend)
+    assert error.startswith("The buffer of worker 2 ")
+    assert message in error
     assert all(np.all(target == 0.5) for target in targets)
 
 
-def test_small_any_words_are_decoded_alike(both):
+def test_small_random_words_are_decoded_equally(both):
     names = ["two_bit", "ef_sign_sgd", "one_bit", "qsgd", "natural", "uniform_8bit"]
     cases = [case(name, 1_023) for name in names]
     (sent,) = both.steps(cases, count=1)
@@ -211,12 +213,12 @@ def test_small_any_words_are_decoded_alike(both):
         both.sum(cases, buffers, numbers, True)
 
 
-# --- by NumPy -------------------------------------------------------------------------
+# --- against NumPy --------------------------------------------------------------------
 
 
-def words_after(both, one):
-    (sent,) = both.steps([one], count=1)
-    return sent[0][5:]
+def words_after(both, tensor):
+    ((words, _),) = both.steps([tensor], count=1)
+    return words[5:]
 
 
 def bits(condition):
@@ -224,39 +226,39 @@ def bits(condition):
 
 
 def test_small_two_bits_by_numpy(both):
-    one = case("two_bit", 1_000)
-    value = one.residual + one.gradient
+    tensor = case("two_bit", 1_000)
+    value = tensor.residual + tensor.gradient
     expected = np.concatenate([bits(value >= 0.5), bits(value <= -0.5)])
-    assert np.array_equal(words_after(both, one), expected)
+    assert np.array_equal(words_after(both, tensor), expected)
 
 
 def test_small_signs_by_numpy(both):
-    one = case("ef_sign_sgd", 20_000)
-    value = one.residual + one.gradient
+    tensor = case("ef_sign_sgd", 20_000)
+    value = tensor.residual + tensor.gradient
     mean = np.float32(np.sum(np.abs(value), dtype=np.float64) / value.size)
-    words = words_after(both, one)
+    words = words_after(both, tensor)
     assert np.array_equal(words, [mean.view(np.uint32), *bits(value < 0)])
 
 
 def test_small_columns_by_numpy(both):
-    one = case("one_bit, columns", 9_000)
-    value = (one.residual + one.gradient).reshape(-1, one.columns)
+    tensor = case("one_bit, columns", 9_000)
+    value = (tensor.residual + tensor.gradient).reshape(-1, tensor.columns)
     means = [
-        np.sum(np.where(of, value, 0), 0, np.float64) / np.sum(of, 0)
-        for of in (value >= 0, value < 0)
+        np.sum(np.where(side, value, 0), 0, np.float64) / np.sum(side, 0)
+        for side in (value >= 0, value < 0)
     ]
-    words = words_after(both, one)
-    found = words[: 2 * one.columns].view(np.float32)
-    np.testing.assert_allclose(found, np.concatenate(means), rtol=1e-6)
-    assert np.array_equal(words[2 * one.columns :], bits(value.ravel() < 0))
+    words = words_after(both, tensor)
+    decoded = words[: 2 * tensor.columns].view(np.float32)
+    np.testing.assert_allclose(decoded, np.concatenate(means), rtol=1e-6)
+    assert np.array_equal(words[2 * tensor.columns :], bits(value.ravel() < 0))
 
 
 def test_small_halves_by_numpy(both):
-    one = case("float16", 1_001)
-    (sent,) = both.steps([one], count=1)
-    value = one.residual + one.gradient
-    found = sent[1]["float16"].view(np.float16)
-    assert np.array_equal(found, np.concatenate([[0], value.astype(np.float16)]))
+    tensor = case("float16", 1_001)
+    ((_, numbers),) = both.steps([tensor], count=1)
+    value = tensor.residual + tensor.gradient
+    sums = numbers["float16"].view(np.float16)
+    assert np.array_equal(sums, np.concatenate([[0], value.astype(np.float16)]))
 
 
 # --- queues ---------------------------------------------------------------------------
@@ -264,34 +266,34 @@ def test_small_halves_by_numpy(both):
 
 def test_small_steps_follow_each_other(both):
     cases = [case("qsgd", 9_000), case("ef_sign_sgd", 5_000), uncompressed(40)]
-    mine = Worker(both.device, both.engine, cases, "momentum")
-    theirs = Worker(devices.Emulated(), both.engine, cases, "momentum")
+    on_device = Worker(both.device, both.engine, cases, "momentum")
+    on_cpu = Worker(devices.Emulated(), both.engine, cases, "momentum")
     workspaces = [
-        both.device.poisoned(both.engine.encode_workspace(mine.tensors))
+        both.device.poisoned(both.engine.encode_workspace(on_device.tensors))
         for _ in range(3)
     ]
     for workspace in workspaces:
-        both.launch(mine, workspace)
-        both.encode_on_cpu(theirs)
-    mine.expect(theirs)
+        both.queue(on_device, workspace)
+        both.encode_on_cpu(on_cpu)
+    on_device.expect(on_cpu)
 
 
 def test_small_captured_steps(both):
-    """Capture fails if anything waits or allocates; replays draw anew."""
+    """Capture fails if a call waits or allocates; replays draw new random numbers."""
     if both.device.kind == "emulated":
         pytest.skip("an emulated device has no graphs")
     cases = [case("qsgd", 9_000), case("one_bit", 5_000), uncompressed(40)]
-    mine = Worker(both.device, both.engine, cases, "momentum")
-    theirs = Worker(devices.Emulated(), both.engine, cases, "momentum")
-    workspace = both.device.poisoned(both.engine.encode_workspace(mine.tensors))
-    both.queue(mine)  # loads the kernels
-    both.encode_on_cpu(theirs)
-    replay = both.device.capture(lambda: both.launch(mine, workspace))
+    on_device = Worker(both.device, both.engine, cases, "momentum")
+    on_cpu = Worker(devices.Emulated(), both.engine, cases, "momentum")
+    workspace = both.device.poisoned(both.engine.encode_workspace(on_device.tensors))
+    both.run(on_device)  # loads the kernels
+    both.encode_on_cpu(on_cpu)
+    replay = both.device.capture(lambda: both.queue(on_device, workspace))
     for number in range(1, 4):
         gradients = [draw(c.size, number) for c in cases]
-        for worker in (mine, theirs):
+        for worker in (on_device, on_cpu):
             worker.write(gradients, [1, 0.5, 1], number)
         replay()
         both.device.synchronize()
-        both.encode_on_cpu(theirs)
-        mine.expect(theirs)
+        both.encode_on_cpu(on_cpu)
+        on_device.expect(on_cpu)

@@ -1,27 +1,29 @@
-"""Gradients that are divided on the device: the bits of NumPy and of the CPU."""
+"""Preconditioned gradients on the device: the same bits as NumPy and the CPU."""
 
 import numpy as np
 import pytest
 from common import cuda_library
 from engine_steps import Both, draw
-from engine_steps import Case as Coded
+from engine_steps import Case as EngineCase
 from harness_gpu import settings
 from step_oracle import Case, Rule
 from test_gpu_compress import SMALL, case, new_gradients, uncompressed
 
-ADAM = np.array([4.0, 0.001, 1e-7, 0.0447, 0.5])  # Adam's, of two workers that agree
-NOT_YET = np.array([0.0, *ADAM[1:]])
+ADAM = np.array(
+    [4.0, 0.001, 1e-7, 0.0447, 0.5]
+)  # Adam with two workers that have equal gradients
+INACTIVE = np.array([0.0, *ADAM[1:]])
 
 
-def numbers(step):
-    """Return a step's numbers: a share changes with the bias that is left."""
+def divisor(step):
+    """Return a step's divisor; its share changes with Adam's bias correction."""
     return ADAM * [1, 1, 1, 1 / (1 + step), 1]
 
 
 @pytest.mark.parametrize("name", cuda_library.RULES)
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16", "float16"])
 def test_small_steps(runner, name, dtype):
-    """Divided, exempt and not, and unaligned."""
+    """With divided, undivided, uncompressed and unaligned tensors."""
     cases = [
         case(SMALL, 90, dtype=dtype, divisor=ADAM),
         case(4097, 41, 3, dtype=dtype, divisor=ADAM, shift=1),
@@ -33,16 +35,16 @@ def test_small_steps(runner, name, dtype):
         if number:
             new_gradients(cases, number)
         for c in cases[:2]:
-            c.divisor = numbers(number)
+            c.divisor = divisor(number)
 
     runner.check_steps(cases, Rule(name, masking=False), steps=4, change=change)
     assert np.all(cases[0].moment > 0)
     assert not np.any(cases[2].moment)
 
 
-def test_small_from_some_step_on(runner):
-    """What is not divided yet is accumulated as it is, and its moment waits."""
-    tensor = case(SMALL, 90, divisor=NOT_YET)
+def test_small_division_starts_in_a_later_step(runner):
+    """Until then gradients accumulate undivided, and the moment stays 0."""
+    tensor = case(SMALL, 90, divisor=INACTIVE)
 
     def change(cases, number):
         new_gradients(cases, number)
@@ -55,7 +57,7 @@ def test_small_from_some_step_on(runner):
 
 
 def test_small_zeros_without_epsilon(runner):
-    """0 / 0 is nothing to accumulate."""
+    """0 / 0 counts as 0."""
     tensor = Case(np.zeros(SMALL, np.float32), 9, divisor=ADAM * [1, 1, 0, 1, 1])
     tensor.gradient[100:200] = 1e-3
     runner.check_steps([tensor], steps=2)
@@ -70,8 +72,8 @@ def test_small_quotients_are_bounded(runner):
     assert np.isfinite(tensor.moment).all()
 
 
-def test_small_left_out(runner):
-    """Of a gradient that is not finite the moment fades, and the flag is set."""
+def test_small_nonfinite_gradient_decays_the_moment(runner):
+    """The flag is set, too."""
     cases = [case(SMALL, 90, divisor=ADAM), case(300, 5, 5, divisor=ADAM)]
 
     def change(cases, number):
@@ -82,7 +84,7 @@ def test_small_left_out(runner):
     assert [int(words[2]) for words in buffers] == [0, 1, 0]
 
 
-def test_small_moment_without_numbers(runner):
+def test_small_moment_without_a_divisor_raises(runner):
     description = {"size": 5, "k": 5, "value_type": 0, "moment": 8}
     tensors = cuda_library.tensors([description])
     with pytest.raises(ValueError, match="a moment needs a divisor"):
@@ -98,22 +100,25 @@ def test_small_methods_of_the_engine(
         pytest.skip("there is no compiler for the CPU's engine")
     both = Both(device, library, engine, cpu_engine)
     methods = [
-        ("ef_sign_sgd", ()),  # numbers of the whole tensor: a second pass
+        ("ef_sign_sgd", ()),  # needs a second pass for the whole tensor's mean
         ("two_bit", (0.5,)),
         ("qsgd, fixed", (3, 0, 5000, 0, 0)),
         ("one_bit", (1,)),
     ]
     cases = [
-        Coded(method, draw(9000, i, dtype), given, 300, divisor=ADAM, shift=i % 2)
-        for i, (method, given) in enumerate(methods)
+        EngineCase(
+            method, draw(9000, i, dtype), parameters, 300, divisor=ADAM, shift=i % 2
+        )
+        for i, (method, parameters) in enumerate(methods)
     ]
     cases += [
-        Coded("two_bit", draw(5000, 7, dtype), (0.5,)),
-        Coded("whole", draw(33, 8), (np.inf,)),
+        EngineCase("two_bit", draw(5000, 7, dtype), (0.5,)),
+        EngineCase("whole", draw(33, 8), (np.inf,)),
     ]
 
     def change(number, gradients, scales):
-        left_out = [np.nan, *scales[1:]] if number == 1 else scales
-        return gradients, left_out
+        if number == 1:
+            scales = [np.nan, *scales[1:]]
+        return gradients, scales
 
     both.steps(cases, name, count=3, change=change)

@@ -1,4 +1,4 @@
-"""Work is only queued: several steps without waiting, streams, captured graphs."""
+"""Steps are queued without waiting: several steps, streams, captured graphs."""
 
 import numpy as np
 import pytest
@@ -9,7 +9,7 @@ from step_oracle import Rule
 from test_gpu_compress import SMALL, case, floats, uncompressed
 
 
-def some_cases():
+def make_cases():
     return [
         case(SMALL, 90),
         case(40_000, 31, 5, value_type="sign"),
@@ -17,17 +17,17 @@ def some_cases():
     ]
 
 
-def after(cases, steps):
-    """Return the last of some equal steps' words; the cases are left as after it."""
+def words_after(cases, steps):
+    """Take steps on the cases, and return the words of the last one."""
     return [step_oracle.step(cases, Rule(), FINGERPRINT) for _ in range(steps)][-1]
 
 
 def test_small_steps_follow_each_other(runner):
-    cases = some_cases()
+    cases = make_cases()
     on_device = runner.step(cases)
     for _ in range(4):
         on_device.queue()
-    on_device.expect(cases, after(cases, 4))
+    on_device.expect(cases, words_after(cases, 4))
 
 
 @pytest.fixture
@@ -38,25 +38,25 @@ def gpu(runner):
 
 
 def test_small_two_streams(gpu):
-    """Two steps at once, each with memory of its own."""
-    both = [some_cases(), [case(30_000, 3_000, 77, value_type="bfloat16")]]
-    on_device = [gpu.step(cases) for cases in both]
+    """Two steps at once, each with separate memory."""
+    groups = [make_cases(), [case(30_000, 3_000, 77, value_type="bfloat16")]]
+    on_device = [gpu.step(cases) for cases in groups]
     gpu.device.synchronize()
     for step in on_device:
         with gpu.device.new_stream():
             for _ in range(3):
                 step.queue()
     gpu.device.synchronize()
-    for step, cases in zip(on_device, both, strict=True):
-        step.expect(cases, after(cases, 3))
+    for step, cases in zip(on_device, groups, strict=True):
+        step.expect(cases, words_after(cases, 3))
 
 
 def test_small_captured_step(gpu):
-    """Capture fails if anything waits or allocates; replays see new gradients."""
-    cases = some_cases()
+    """Capture fails if a call waits or allocates; replays use new gradients."""
+    cases = make_cases()
     on_device = gpu.step(cases)
     on_device.queue()  # loads the kernels
-    after(cases, 1)
+    words_after(cases, 1)
     replay = gpu.device.capture(on_device.queue)
     for number in range(4):
         for i, c in enumerate(cases):
@@ -68,12 +68,12 @@ def test_small_captured_step(gpu):
         on_device.write(cases)
         replay()
         gpu.device.synchronize()
-        on_device.expect(cases, after(cases, 1))
+        on_device.expect(cases, words_after(cases, 1))
 
 
 def test_small_captured_step_and_decoding(gpu):
-    """A whole exchange of one worker as one graph: variables follow the steps."""
-    cases = some_cases()
+    """One worker's step and decoding are one graph, which updates the targets."""
+    cases = make_cases()
     on_device = gpu.step(cases)
     layout = [(c.size, c.k, c.value_type) for c in cases]
     tensors = describe_layout(layout)
@@ -103,7 +103,7 @@ def test_small_captured_step_and_decoding(gpu):
     replay()
     replay()
     gpu.device.synchronize()
-    on_device.expect(cases, after(cases, 3))
+    on_device.expect(cases, words_after(cases, 3))
     assert status.read().view(cuda_library.STATUS)[0]["error"] == RIGHT
     for target, c in zip(targets, cases, strict=True):
         changed = np.count_nonzero(target.read() != 1)
