@@ -1,4 +1,4 @@
-"""`benchmarks/advice.py` says what it predicted, and how far off that was."""
+"""`benchmarks/advice.py` reports predictions and their errors."""
 
 import json
 import os
@@ -17,7 +17,7 @@ def row(method, link="1gbit", **values):
     return {**key, **values}
 
 
-def test_what_follows_from_rows():
+def test_comparison_of_predicted_and_measured_rows():
     predicted = [
         row("dense", predicted_ms=10.0, advised="*", exchange="ring"),
         row("dgc", predicted_ms=30.0, advised="", exchange="ring"),
@@ -31,14 +31,16 @@ def test_what_follows_from_rows():
         row("dense", "10mbit", measured_ms=20.0, went_by="ring"),
         row("dgc", "10mbit", measured_ms=24.0, went_by="ring"),
     ]
-    found = advice_rows.compare(predicted, measured)
-    assert [r["error"] for r in found] == pytest.approx([0.25, -0.25, 3.5, 0.25])
-    assert [r["of_best"] for r in found] == pytest.approx([1, 5, 1, 1.2])
-    said = advice_rows.summarize(found)
-    assert said.startswith("2 configurations, 4 steps: off by 25% in the median, 350%")
-    assert "in 1 of 2, 1.20 of it at worst; in 1 it was not to compress" in said
-    assert "dense was within 5 % of the best in 2. 1 steps went by another" in said
-    assert [r["went_by"] for r in found[:2]] == ["ring", "ring, 3 buckets"]
+    rows = advice_rows.compare(predicted, measured)
+    assert [r["error"] for r in rows] == pytest.approx([0.25, -0.25, 3.5, 0.25])
+    assert [r["of_best"] for r in rows] == pytest.approx([1, 5, 1, 1.2])
+    summary = advice_rows.summarize(rows)
+    assert summary.startswith(
+        "2 configurations, 4 steps: off by 25% in the median, 350%"
+    )
+    assert "in 1 of 2, 1.20 of it at worst; in 1 it was not to compress" in summary
+    assert "dense was within 5 % of the best in 2. 1 steps went by another" in summary
+    assert [r["went_by"] for r in rows[:2]] == ["ring", "ring, 3 buckets"]
     sources = advice_rows.describe_sources(
         "a.json", [row("dense", commit="b" * 40)], measured[:1]
     )
@@ -49,14 +51,14 @@ def test_what_follows_from_rows():
 
 
 @pytest.mark.slow
-def test_predictions_are_not_made_anew_where_there_are_some(tmp_path):
-    there = tmp_path / "predicted.json"
-    there.write_text("[]")
-    command = [sys.executable, BENCHMARK, "--predict", f"--predicted={there}"]
+def test_predictions_do_not_overwrite_a_file(tmp_path):
+    path = tmp_path / "predicted.json"
+    path.write_text("[]")
+    command = [sys.executable, BENCHMARK, "--predict", f"--predicted={path}"]
     finished = programs.run(command)
     assert finished.returncode != 0
     assert "name a new file by --predicted" in finished.stderr + finished.stdout
-    assert there.read_text() == "[]"
+    assert path.read_text() == "[]"
 
 
 @pytest.mark.parametrize(
@@ -83,12 +85,12 @@ def test_predictions_are_measured(tmp_path):
     assert [r["advised"] for r in rows].count("*") == 2
     finished = programs.run([*command, "--measure", f"--json={measured}"])
     assert finished.returncode == 0, finished.stderr
-    found = [json.loads(line) for line in measured.read_text().splitlines()]
-    assert [(r["link"], r["method"]) for r in found] == [
+    measurements = [json.loads(line) for line in measured.read_text().splitlines()]
+    assert [(r["link"], r["method"]) for r in measurements] == [
         (link, method) for link in ("100mbit", "100mbit+10ms") for method in methods
     ]
-    far = {r["method"]: r["measured_ms"] for r in found[3:]}
-    assert far["dense"] > 5  # half a round trip at least
-    assert far["local_sgd 4"] < far["dense"]
-    again = programs.run([*command[:-5], *command[-1:], f"--from_json={measured}"])
-    assert "2 configurations, 6 steps" in again.stdout, again.stderr
+    delayed = {r["method"]: r["measured_ms"] for r in measurements[3:]}
+    assert delayed["dense"] > 5  # half a round trip at least
+    assert delayed["local_sgd 4"] < delayed["dense"]
+    finished = programs.run([*command[:-5], *command[-1:], f"--from_json={measured}"])
+    assert "2 configurations, 6 steps" in finished.stdout, finished.stderr

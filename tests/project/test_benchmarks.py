@@ -1,4 +1,4 @@
-"""The benchmarks run, and say what they promise to say."""
+"""The benchmarks run and report what their docstrings say."""
 
 import itertools
 import json
@@ -55,12 +55,12 @@ def command(*flags):
     ],
 )
 def test_step(tmp_path, loop, modes):
-    """A step is one collective, also in Keras's loop, which asks one more per epoch."""
+    """A step is one collective; Keras's loop needs one more per epoch."""
     path = tmp_path / "step.json"
-    flags = f"--modes={modes}", "--method=two_bit", "--steps=5", "--rounds=2"
-    alone = programs.on_its_own_loopback()
-    whole = [*(alone or []), *command(*flags, f"--loop={loop}", f"--json={path}")]
-    finished = programs.run(whole)
+    flags = [f"--modes={modes}", "--method=two_bit", "--steps=5", "--rounds=2"]
+    flags += [f"--loop={loop}", f"--json={path}"]
+    prefix = programs.on_its_own_loopback()
+    finished = programs.run([*(prefix or []), *command(*flags)])
     assert finished.returncode == 0
     rows = json.loads(path.read_text())
     onednn = "on" if tracing.uses_onednn() else "off"
@@ -77,7 +77,7 @@ def test_step(tmp_path, loop, modes):
     collectives = 1.2 if loop == "fit" else 1
     assert none["collectives_per_step"] == 0
     assert {row["collectives_per_step"] for row in rows[1:]} == {collectives}
-    if alone:  # elsewhere what other tests' workers send is counted too
+    if prefix:  # otherwise bytes of other tests' workers count too
         for row in (none, *others):
             assert row["bytes_per_step"] < dense["bytes_per_step"] / 4
 
@@ -120,19 +120,19 @@ def wait_for_children(pid, count):
 def is_step_worker(process):
     try:
         return any("step_worker.py" in part for part in process.cmdline())
-    except psutil.Error:  # the benchmark also starts what ends at once
+    except psutil.Error:  # a child that has already ended
         return False
 
 
 @pytest.mark.skipif(os.geteuid() == 0, reason="is about users other than root")
-def test_a_limited_rate_needs_root():
+def test_limited_rate_needs_root():
     finished = programs.run(command("--rate=1gbit"))
     assert finished.returncode == 1
     assert "which needs root" in finished.stderr
 
 
 @pytest.mark.slow
-def test_an_unknown_rate():
+def test_unknown_rate_raises():
     finished = programs.run(command("--rate=2gbit"))
     assert finished.returncode
     assert "loopback, 10gbit, 1gbit, 100mbit" in finished.stdout + finished.stderr
@@ -193,7 +193,7 @@ def test_gpu_compress_without_a_gpu():
     assert sentence.startswith("gpu_compress.py needs ")
 
 
-def test_the_setting_of_rows_that_differ(monkeypatch):
+def test_setting_of_rows(monkeypatch):
     monkeypatch.syspath_prepend(STEP.parent)
     from common import reporting
 
@@ -214,10 +214,9 @@ def test_the_setting_of_rows_that_differ(monkeypatch):
 @pytest.mark.exhaustive
 @pytest.mark.workers
 def test_soak(tmp_path):
-    """A short one."""
     path = tmp_path / "soak.json"
     script = STEP.with_name("soak.py")
-    flags = "--steps=200", "--parts=4", "--limit_mb=64", f"--json={path}"
+    flags = ["--steps=200", "--parts=4", "--limit_mb=64", f"--json={path}"]
     finished = programs.run([sys.executable, script, *flags])
     assert finished.returncode == 0
     assert "memory grew by" in finished.stdout
@@ -241,7 +240,7 @@ def test_soak(tmp_path):
         ("agree", [True, False, True], "did not count the same steps"),
     ],
 )
-def test_what_soak_calls_growth(monkeypatch, key, values, message):
+def test_growth_that_soak_reports(monkeypatch, key, values, message):
     monkeypatch.syspath_prepend(STEP.parent)
     import soak
 
@@ -255,8 +254,8 @@ def test_what_soak_calls_growth(monkeypatch, key, values, message):
     }
     rows = [dict(row) for _ in values]
     assert soak.judge(rows, 8.0) == []
-    for changed, value in zip(rows, values, strict=True):
-        changed[key] = value
+    for changed_row, value in zip(rows, values, strict=True):
+        changed_row[key] = value
     (problem,) = soak.judge(rows, 8.0)
     assert message in problem
 
@@ -264,7 +263,7 @@ def test_what_soak_calls_growth(monkeypatch, key, values, message):
 @pytest.mark.exhaustive
 @pytest.mark.workers
 def test_exchange(tmp_path):
-    """Three real workers, by every exchange; bytes are counted on limited links."""
+    """Three real workers and every algorithm; a loopback does not count bytes."""
     path = tmp_path / "rows.json"
     flags = ["--workers=3", "--rate=loopback", "--sums=1e4", "--gathers=1e3"]
     flags += ["--entries=1e5:0.99", "--steps=1e5:0.99"]
@@ -287,22 +286,29 @@ def test_exchange(tmp_path):
     sent = {row["exchange"]: row["payload"] for row in steps}
     assert sent["ring"] == sent["gtopk"] == pytest.approx(sent["scale_com"], rel=0.01)
     assert sent["float16"] == pytest.approx(2e5, rel=1e-3)
-    assert all(row["of_a_sum"] is None for row in rows)  # which loopback does not count
+    assert all(row["of_a_sum"] is None for row in rows)  # not counted on a loopback
     assert "The model is off by" in finished.stdout
     assert "1024 (ms)" in finished.stdout
     assert "What `auto` would choose" in finished.stdout
 
 
-def test_what_auto_would_choose(monkeypatch):
-    """By the model, of what it chooses from; decoding counts on both sides."""
+def test_choices_of_auto(monkeypatch):
+    """The model chooses among candidates; decoding counts in both times."""
     monkeypatch.syspath_prepend(STEP.parent)
     from common import auto_choice
 
     def row(name, model_ms, median_ms, kind="entries"):
         links = [0, 0, 0, 0, 1e-6, 0, 0]
-        found = {"workers": 4, "kind": kind, "payload": 1000, "links": links}
-        measured = {"median_ms": median_ms, "p90_ms": median_ms + 1}
-        return {**found, "exchange": name, "model_ms": model_ms, **measured}
+        return {
+            "workers": 4,
+            "kind": kind,
+            "payload": 1000,
+            "links": links,
+            "exchange": name,
+            "model_ms": model_ms,
+            "median_ms": median_ms,
+            "p90_ms": median_ms + 1,
+        }
 
     rows = [row("ring", 10, 10), row("gtopk", 12, 12), row("oktopk", 16, 11)]
     rows += [row("twoway", 1, 1), row("star 2", 1, 1)]  # no candidates
@@ -315,23 +321,30 @@ def test_what_auto_would_choose(monkeypatch):
     assert total["ratio"] == pytest.approx(9.5 / 9)
 
 
-def test_steps_of_auto_beside_the_fastest(monkeypatch):
-    """Of those it chooses from, whatever the model has."""
+def test_steps_of_auto_compared_with_the_fastest(monkeypatch):
+    """The fastest of its candidates, whatever the model predicts."""
     monkeypatch.syspath_prepend(STEP.parent)
     from common import algorithms, auto_choice
 
     from tf_dgc.collectives import Ring
 
     def row(name, median_ms):
-        found = {"workers": 4, "kind": "step", "payload": 9, "asked": "9:0"}
-        times = {"median_ms": median_ms, "p90_ms": 1.2 * median_ms}
-        return {**found, "exchange": name, "stated": "float16, ring", **times}
+        return {
+            "workers": 4,
+            "kind": "step",
+            "payload": 9,
+            "asked": "9:0",
+            "exchange": name,
+            "stated": "float16, ring",
+            "median_ms": median_ms,
+            "p90_ms": 1.2 * median_ms,
+        }
 
     rows = [row("ring", 12), row("float16", 10), row("star all", 13), row("gtopk", 14)]
     rows += [row("twoway", 1), row("star 2", 1), row("scale_com", 1)]  # no candidates
-    (found,) = auto_choice.compare_choices([*rows, row("auto", 11)])
-    assert (found["chosen"], found["best"]) == ("float16, ring", "float16")
-    assert (found["ratio"], found["within"]) == (pytest.approx(1.1), "yes")
+    (fast,) = auto_choice.compare_choices([*rows, row("auto", 11)])
+    assert (fast["chosen"], fast["best"]) == ("float16, ring", "float16")
+    assert (fast["ratio"], fast["within"]) == (pytest.approx(1.1), "yes")
     (slow,) = auto_choice.compare_choices([*rows, row("auto", 13)])
     assert slow["within"] == "no"
 
@@ -348,7 +361,7 @@ def test_steps_of_auto_beside_the_fastest(monkeypatch):
 @pytest.mark.exhaustive
 @pytest.mark.workers
 def test_server(tmp_path):
-    """One of three workers is slow, and only some modes are."""
+    """One of three workers is slow, which slows down only some modes."""
     path = tmp_path / "rows.json"
     flags = ["--workers=3", "--speeds=0.2", "--modes=sync,async,backup", "--step_ms=40"]
     script = STEP.with_name("server.py")
@@ -376,7 +389,7 @@ def test_server(tmp_path):
 @pytest.mark.exhaustive
 @pytest.mark.workers
 def test_machines(tmp_path):
-    """Two workers on one machine: both exchanges do what they are asked for."""
+    """Two workers on one machine, with both collective algorithms."""
     path = tmp_path / "rows.json"
     flags = ["--machines=1x2", "--rate=loopback", "--sums=1e4", "--entries=1e5:0.99"]
     script = STEP.with_name("machines.py")
@@ -414,8 +427,8 @@ def test_overlap(tmp_path, backward):
 
 @pytest.mark.workers
 @pytest.mark.exhaustive
-def test_what_auto_overlaps(tmp_path):
-    """Three workers; what it chose, in its turn with the others."""
+def test_overlap_that_auto_chooses(tmp_path):
+    """Three workers; the choice is timed in turn with the others."""
     path = tmp_path / "rows.json"
     flags = ["--rate=loopback", "--layers=3", "--width=64", "--methods=none"]
     flags += ["--workers=3", "--auto", "--repeats=3", f"--json={path}"]
@@ -449,7 +462,7 @@ def test_background(tmp_path):
     assert rows[0]["bytes"] == 0 < 3 * rows[3]["bytes"] < rows[1]["bytes"]
 
 
-def test_more_workers_by_the_model(monkeypatch, tmp_path):
+def test_extrapolation_to_more_workers(monkeypatch, tmp_path):
     monkeypatch.syspath_prepend(STEP.parent)
     from common import extrapolation
 

@@ -1,9 +1,9 @@
-"""Blocks of Python in the documentation run, and examples in docstrings.
+"""Python blocks of the documentation and examples of docstrings run.
 
-Blocks of a page run one after another. They share names, as a reader's would, beside
-those of `names`: a small model, data and an optimizer, for blocks that are about
-something else. A block that does not run says why in the line before it,
-`<!-- not run: REASON -->`. The tutorial has its own test.
+Blocks of a page run one after another and share names. Besides, they may use those of
+the fixture `names`: a small model, data and an optimizer. A block that does not run has
+the reason in the line before it, `<!-- not run: REASON -->`. The tutorial has its own
+test.
 """
 
 import configparser
@@ -29,13 +29,13 @@ pytestmark = [
     pytest.mark.filterwarnings("ignore:tf_dgc. there is one worker:UserWarning"),
 ]
 SERVER, TUTORIAL = "docs/server.md", "docs/tutorial.md"
-WAITING = {SERVER, "docs/advice.md"}  # for seconds
+SLOW = {SERVER, "docs/advice.md"}
 READERS = {
     "bash": str,  # tests/project/test_commands.py
     "ini": lambda text: configparser.ConfigParser().read_string(text),
     "json": json.loads,
     "python": lambda text: compile(text, "block", "exec"),
-    "text": str,  # what a program says
+    "text": str,  # output of a program
 }
 
 
@@ -46,7 +46,7 @@ def build_model():
 
 @pytest.fixture
 def names():
-    """Return what blocks may use and do not make themselves."""
+    """Return names that blocks may use without defining them."""
     random = np.random.default_rng(0)
     x = random.normal(size=(16, 40)).astype("float32")
     dataset = tf.data.Dataset.from_tensor_slices((x, np.eye(16, 3, dtype="float32")))
@@ -68,25 +68,24 @@ def names():
     }
 
 
-def test_every_block_is_found_and_read():
-    found = [block for page in pages.PAGES for block in pages.blocks(page)]
+def test_every_block_is_valid():
+    blocks = [block for page in pages.PAGES for block in pages.blocks(page)]
     fences = [
         pages.name(page)
         for page in pages.PAGES
         for line in page.read_text(encoding="utf-8").splitlines()
         if line.lstrip().startswith("```")
     ]
-    assert len(found) > 60
-    assert fences == [pages.name(block.page) for block in found for _ in range(2)]
-    unknown = [b.place for b in found if b.language not in READERS and not b.reason]
+    assert len(blocks) > 60
+    assert fences == [pages.name(block.page) for block in blocks for _ in range(2)]
+    unknown = [b.place for b in blocks if b.language not in READERS and not b.reason]
     assert unknown == []
-    for block in found:
+    for block in blocks:
         READERS.get(block.language, str)(block.text)
 
 
 def parameter(page):
-    waits = pages.name(page) in WAITING
-    marks = [pytest.mark.slow] if waits else []
+    marks = [pytest.mark.slow] if pages.name(page) in SLOW else []
     return pytest.param(page, id=pages.name(page), marks=marks)
 
 
@@ -110,7 +109,7 @@ def test_python(page, names, monkeypatch, tmp_path, request):
 
 @pytest.fixture
 def server(monkeypatch, names):
-    """Be the only worker of a server in this process."""
+    """Start a server with this process as its only worker."""
     with Served(1) as served:
         cluster = {"ps": [served.servers[0].address], "worker": ["127.0.0.1:1"]}
         task = {"type": "worker", "index": 0}
@@ -120,7 +119,7 @@ def server(monkeypatch, names):
         names["model"].optimizer.leave()
 
 
-# Examples in docstrings: what does not run here, and why; and what needs a server.
+# Examples in docstrings that do not run here, with the reason; and that need a server.
 NOT_RUN = {
     "tf_dgc.multiworker.slurm.from_slurm": "needs `srun`: test_cluster_examples.py"
 }
@@ -134,28 +133,27 @@ PROMPTS = {  # by module
 
 
 def examples():
-    """Return those of docstrings of the package, by the name of what is described."""
+    """Return the examples of the package's docstrings, by object name."""
     finder = doctest.DocTestFinder(exclude_empty=True)
     modules = [importlib.import_module(m.removesuffix(".__init__")) for m in PROMPTS]
-    found = [e for module in modules for e in finder.find(module) if e.examples]
-    return {example.name: example for example in found}
+    doctests = [d for module in modules for d in finder.find(module) if d.examples]
+    return {d.name: d for d in doctests}
 
 
 EXAMPLES = examples()
 
 
-class Shown(doctest.OutputChecker):
-    """Compares what an example prints where the docstring says what that is."""
+class OutputChecker(doctest.OutputChecker):
+    """Compares the output only if the docstring shows one."""
 
     def check_output(self, want, got, optionflags):
         return not want or super().check_output(want, got, optionflags)
 
 
-def test_examples_are_found():
-    """Those that are not run, too; and no prompt stands where none is looked for."""
+def test_every_prompt_belongs_to_an_example():
     assert {*NOT_RUN} | WITH_A_SERVER <= {*EXAMPLES}
-    found = sum(len(example.examples) for example in EXAMPLES.values())
-    assert found == sum(PROMPTS.values()) > 30
+    count = sum(len(example.examples) for example in EXAMPLES.values())
+    assert count == sum(PROMPTS.values()) > 30
 
 
 @pytest.mark.parametrize(
@@ -166,17 +164,17 @@ def test_examples_are_found():
     ],
 )
 def test_example(name, names, monkeypatch, tmp_path, request):
-    """With the names of its module, and of a reader."""
+    """An example may use the names of its module, and those of the fixture `names`."""
     monkeypatch.chdir(tmp_path)
     if name in WITH_A_SERVER:
         request.getfixturevalue("server")
     example = EXAMPLES[name]
-    example.globs = {**example.globs, **names, **of_examples(names)}
-    doctest.DebugRunner(Shown()).run(example, clear_globs=False)
+    example.globs = {**example.globs, **names, **example_names(names)}
+    doctest.DebugRunner(OutputChecker()).run(example, clear_globs=False)
 
 
-def of_examples(names):
-    """Return names that examples of one docstring alone use."""
+def example_names(names):
+    """Return names that only examples in docstrings use."""
     model, sgd = names["model"], names["sgd"]
     x, y = np.ones((16, 40), "float32"), np.ones((16, 3), "float32")
     optimizers = {f"{side}_optimizer": tf_dgc.DGCOptimizer(sgd) for side in "gd"}

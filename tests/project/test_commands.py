@@ -1,9 +1,9 @@
-"""Commands in the documentation name what there is, with flags that it takes."""
+"""Commands in the documentation name existing programs, files and flags."""
 
 import commands
 import pytest
 
-# name, what a fault of it says
+# command, part of its fault
 WRONG = [
     ("tf-dgc run --worker 2x train.py", "--worker"),
     ("tf-dgc advise model.keras --wrokers 4", "wrokers"),
@@ -20,21 +20,21 @@ def test_splitting():
     assert commands.split(text) == [["x", "b\nc", "d"], ["f"], ["g", "--h"]]
 
 
-@pytest.mark.parametrize("text, said", WRONG)
-def test_wrong_ones_are_found(text, said):
-    assert said in commands.fault(commands.split(text)[0])
+@pytest.mark.parametrize(("text", "part"), WRONG)
+def test_fault_of_a_wrong_command(text, part):
+    assert part in commands.fault(commands.split(text)[0])
 
 
 def test_blocks():
-    found = commands.in_blocks()
-    assert len(found) > 50
-    assert [(p, c, f) for p, c in found if (f := commands.fault(c))] == []
+    places = commands.in_blocks()
+    assert len(places) > 50
+    assert [(p, c, f) for p, c in places if (f := commands.fault(c))] == []
 
 
 def test_sentences():
-    found = commands.in_sentences()
-    assert len(found) > 50
-    assert [(p, c, f) for p, c in found if (f := commands.unknown_options(c))] == []
+    places = commands.in_sentences()
+    assert len(places) > 50
+    assert [(p, c, f) for p, c in places if (f := commands.unknown_options(c))] == []
     assert commands.unknown_options(["tf-dgc", "run", "--wrokers", "N"]) == [
         "--wrokers"
     ]
@@ -42,13 +42,13 @@ def test_sentences():
 
 @pytest.mark.slow
 def test_flags_of_scripts():
-    """Values too where a block has the command; of those in sentences, names."""
-    found = commands.of_scripts("benchmarks", "examples")
-    wrong = ["benchmarks/step.py", ["--rates=all"], True]
-    others = ["benchmarks/step.py", ["--rates=ALL"], False]
-    asked = [command for _, command in found]
-    *faults, first, second = commands.flag_faults([*asked, wrong, others])
-    assert len(found) > 50
-    pairs = zip(found, faults, strict=True)
+    """In blocks names and values are checked, in sentences only names."""
+    places = commands.of_scripts("benchmarks", "examples")
+    in_a_block = ["benchmarks/step.py", ["--rates=all"], True]
+    in_a_sentence = ["benchmarks/step.py", ["--rates=ALL"], False]
+    runs = [run for _, run in places]
+    *faults, first, second = commands.flag_faults([*runs, in_a_block, in_a_sentence])
+    assert len(places) > 50
+    pairs = zip(places, faults, strict=True)
     assert [(place, *command, f) for (place, command), f in pairs if f] == []
     assert "rates" in first and "rates" in second

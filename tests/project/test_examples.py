@@ -1,4 +1,4 @@
-"""The examples run as their docstrings say, on less data."""
+"""The examples run as their docstrings say, with less data."""
 
 import json
 import pathlib
@@ -34,9 +34,9 @@ def launch(tmp_path, script, *flags, workers=2):
 
 @pytest.fixture
 def run(starter, tmp_path):
-    """Return what runs an example on two workers without the launcher.
+    """Return a function that runs an example on two workers without the launcher.
 
-    It returns the rows, and what the first worker printed.
+    The function returns the rows, and the output of the first worker.
     """
 
     def run(script, *flags):
@@ -63,7 +63,7 @@ def test_digits(tmp_path):
     assert (dense["method"], dgc["method"]) == ("dense", "dgc")
     assert dense["workers"] == dgc["workers"] == 2
     assert dense["ratio"] == 1
-    assert dgc["ratio"] > 10  # an entry in six is sent, in so few steps
+    assert dgc["ratio"] > 10  # low, because the run is short
     assert dgc["dense_bytes_per_step"] == dense["bytes_per_step"]
     assert min(dense["val_accuracy"], dgc["val_accuracy"]) > 0.7
 
@@ -86,9 +86,9 @@ def test_multi_worker_with_keras(run, tmp_path):
         r"(?:trained|loaded|restored): (\S+)", output
     )
     assert trained == loaded == restored
-    found = {path.name for path in tmp_path.iterdir()}
-    assert found >= {"model.keras", "checkpoints", "epoch-1.keras", "epoch-2.keras"}
-    assert not found & {"backup", "temporary_1"}
+    files = {path.name for path in tmp_path.iterdir()}
+    assert files >= {"model.keras", "checkpoints", "epoch-1.keras", "epoch-2.keras"}
+    assert not files & {"backup", "temporary_1"}
 
 
 @pytest.mark.slow
@@ -120,11 +120,11 @@ def test_server(tmp_path):
     command += ["2", "--output", "all", EXAMPLES / "server.py", "--steps=60"]
     finished = programs.run(command, merged=True)
     assert finished.returncode == 0
-    found = re.findall(
+    results = re.findall(
         r"worker (\d): (\d+) steps per second, .*, (\S+)% right", finished.stdout
     )
-    assert sorted(rank for rank, *_ in found) == ["0", "1"]
-    assert min(float(right) for *_, right in found) > 70
+    assert sorted(rank for rank, *_ in results) == ["0", "1"]
+    assert min(float(accuracy) for *_, accuracy in results) > 70
 
 
 @pytest.mark.exhaustive
@@ -137,11 +137,11 @@ def test_server_embedding():
     pattern = (
         r"worker (\d): (\S+)% right, a push is (\S+) bytes and a pull (\S+), of (\S+)"
     )
-    found = re.findall(pattern, finished.stdout)
-    assert sorted(rank for rank, *_ in found) == ["0", "1"]
-    for _, right, *sizes in found:
+    results = re.findall(pattern, finished.stdout)
+    assert sorted(rank for rank, *_ in results) == ["0", "1"]
+    for _, accuracy, *sizes in results:
         push, pull, whole = (int(size.replace(",", "")) for size in sizes)
-        assert float(right) > 75
+        assert float(accuracy) > 75
         assert 0 < push < whole / 30
         assert 0 < pull < whole / 10
 
@@ -168,27 +168,26 @@ def test_mnist_says_how_to_get_the_data(tmp_path):
 @pytest.mark.exhaustive
 @pytest.mark.workers
 def test_two_sites(tmp_path):
-    flags = "--period=10", "--batch_size=16", f"--directory={tmp_path / 'backups'}"
-    code, _, output = launch(
-        tmp_path, "two_sites.py", *flags, "--rounds=10", "--epochs=2"
-    )
+    flags = ["--period=10", "--batch_size=16", "--rounds=10", "--epochs=2"]
+    flags += [f"--directory={tmp_path / 'backups'}"]
+    code, _, output = launch(tmp_path, "two_sites.py", *flags)
     assert code == 0
     assert "20 rounds of 10 steps" in output
     accuracy, sites = re.findall(r"accuracy (\S+)% at (\d) sites", output)[0]
-    assert float(accuracy) > 40  # by chance 10
+    assert float(accuracy) > 40  # 10 by chance
     assert sites == "2"
     assert int(re.findall(r"per round, 1/(\d+)", output)[0]) > 20
 
 
-def short(script, *flags):
-    """Run an example of a few lines on two workers; return what the first one said."""
+def run_short(script, *flags):
+    """Run a short example on two workers; return its output."""
     command = [sys.executable, "-m", "tf_dgc", "run", "--workers", "2"]
     finished = programs.run([*command, EXAMPLES / script, *flags], merged=True)
     assert finished.returncode == 0
     return finished.stdout
 
 
-def found(pattern, text):
+def find_numbers(pattern, text):
     """Return the numbers of the only match."""
     (numbers,) = re.findall(pattern, text)
     numbers = [numbers] if isinstance(numbers, str) else numbers
@@ -199,36 +198,36 @@ def found(pattern, text):
 @pytest.mark.workers
 def test_image_classification(tmp_path):
     flags = ["--steps=40", "--epochs=2", f"--record={tmp_path / 'run.json'}"]
-    said = short("image_classification.py", *flags)
-    assert found(r"accuracy \S+%, 1/(\d+) sent", said)[0] > 10
+    output = run_short("image_classification.py", *flags)
+    assert find_numbers(r"accuracy \S+%, 1/(\d+) sent", output)[0] > 10
     epochs = json.loads((tmp_path / "run.json").read_text())["epochs"]
     assert [e["steps"] for e in epochs] == [40, 80]
     first, last = (e["logs"]["loss"] for e in epochs)
-    assert last < first - 0.05  # its moving averages take longer than so few steps
+    assert last < first - 0.05  # its moving averages need more steps
 
 
 @pytest.mark.exhaustive
 @pytest.mark.workers
 def test_text_classification():
-    said = short("text_classification.py")
-    assert found(r"accuracy (\S+)%", said)[0] > 80
-    assert found(r"bytes per step, 1/(\d+)", said)[0] > 20
+    output = run_short("text_classification.py")
+    assert find_numbers(r"accuracy (\S+)%", output)[0] > 80
+    assert find_numbers(r"bytes per step, 1/(\d+)", output)[0] > 20
 
 
 @pytest.mark.exhaustive
 @pytest.mark.workers
 def test_gan():
-    said = short("gan.py")
-    assert found(r"points are (\S+) from the circle", said)[0] < 0.4
+    output = run_short("gan.py")
+    assert find_numbers(r"points are (\S+) from the circle", output)[0] < 0.4
     for name in ("generator", "critic"):
-        assert found(rf"{name}: (\S+) bytes per step", said)[0] > 0
+        assert find_numbers(rf"{name}: (\S+) bytes per step", output)[0] > 0
 
 
 @pytest.mark.exhaustive
 @pytest.mark.workers
 def test_custom_train_step():
-    first, last, ratio = found(
-        r"error (\S+) -> (\S+), 1/(\d+) sent", short("custom_train_step.py")
+    first, last, ratio = find_numbers(
+        r"error (\S+) -> (\S+), 1/(\d+) sent", run_short("custom_train_step.py")
     )
     assert last < 0.6 * first
     assert ratio > 5
@@ -237,13 +236,14 @@ def test_custom_train_step():
 @pytest.mark.exhaustive
 @pytest.mark.workers
 def test_transfer_learning():
-    said = short("transfer_learning.py")
+    output = run_short("transfer_learning.py")
     pattern = r"accuracy (\S+)%, (\S+) bytes"
     before, frozen, whole = (
-        found(f"{phase}: {pattern}", said) for phase in ("before", "frozen", "all")
+        find_numbers(f"{phase}: {pattern}", output)
+        for phase in ("before", "frozen", "all")
     )
     assert min(before[0], frozen[0], whole[0]) > 70
-    assert frozen[1] < 0.3 * whole[1]  # what is frozen is not sent
+    assert frozen[1] < 0.3 * whole[1]  # frozen variables are not sent
 
 
 @pytest.mark.exhaustive
@@ -253,19 +253,19 @@ def test_transfer_learning():
     [("mixed_float16", "LossScaleOptimizer"), ("mixed_bfloat16", "DGCOptimizer")],
 )
 def test_mixed_precision(policy, optimizer):
-    said = short("mixed_precision.py", f"--policy={policy}")
-    accuracy, named = re.findall(r"accuracy (\S+)%, (\w+)", said)[0]
+    output = run_short("mixed_precision.py", f"--policy={policy}")
+    accuracy, optimizer_name = re.findall(r"accuracy (\S+)%, (\w+)", output)[0]
     assert float(accuracy) > 80
-    assert named == optimizer
-    assert ("loss scale none" in said) == (policy == "mixed_bfloat16")
+    assert optimizer_name == optimizer
+    assert ("loss scale none" in output) == (policy == "mixed_bfloat16")
 
 
-NEW = """
+SHORT = """
     image_classification text_classification gan custom_train_step transfer_learning
     mixed_precision server_embedding
 """
 
 
-@pytest.mark.parametrize("name", NEW.split())
+@pytest.mark.parametrize("name", SHORT.split())
 def test_examples_are_short(name):
     assert len((EXAMPLES / f"{name}.py").read_text().splitlines()) < 80

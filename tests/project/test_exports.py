@@ -1,4 +1,4 @@
-"""What the package offers by name, and what a wheel has beside modules."""
+"""Public names of the package, and `py.typed`."""
 
 import importlib
 import pathlib
@@ -42,16 +42,17 @@ PUBLIC = {
 
 @pytest.mark.parametrize("module", PUBLIC)
 def test_names(module):
-    found = importlib.import_module(module)
-    names = getattr(found, "__all__", None) or [n for n in dir(found) if n[0] != "_"]
+    imported = importlib.import_module(module)
+    names = getattr(imported, "__all__", None)
+    names = names or [n for n in dir(imported) if n[0] != "_"]
     expected = PUBLIC[module].split()
     if module == "tf_dgc.compressors":
-        expected += [method.__name__ for method in found.METHODS.values()]
+        expected += [method.__name__ for method in imported.METHODS.values()]
     assert sorted(names) == sorted(expected)
     for name in names:
-        getattr(found, name)
+        getattr(imported, name)
 
 
-def test_the_types_are_installed():
+def test_types_are_installed():
     """A checker reads the annotations of an installed package only with `py.typed`."""
     assert (PACKAGE / "py.typed").is_file()

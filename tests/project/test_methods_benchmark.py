@@ -1,4 +1,4 @@
-"""`benchmarks/methods.py` takes steps apart, and knows every method's floor."""
+"""`benchmarks/methods.py` times parts of a step and has a floor for every method."""
 
 import importlib
 import json
@@ -27,7 +27,7 @@ def common(monkeypatch):
 
 @pytest.fixture
 def links(common):
-    """Speeds and their picture, which an extra draws."""
+    """Return the module of link speeds, which needs matplotlib."""
     pytest.importorskip("matplotlib")
     return importlib.import_module("common.links")
 
@@ -55,26 +55,26 @@ def test_methods(links, tmp_path):
         ]
     )
     assert finished.returncode == 0
-    found = {row["method"]: row for row in json.loads(rows.read_text())}
-    assert list(found) == methods
-    for row in found.values():
+    row_of = {row["method"]: row for row in json.loads(rows.read_text())}
+    assert list(row_of) == methods
+    for row in row_of.values():
         assert set(row) >= set(KEYS.split())
         assert row["parameters"] == ENTRIES
         assert row["step_ms"] > 0
         assert f" {row['method']} |" in output.read_text()
-    del found["sgd"]
-    for row in found.values():
+    del row_of["sgd"]
+    for row in row_of.values():
         assert set(row) >= set(PARTS.split())
         assert row["compress_ms"] > 0
-    sent = {name: row["bytes_per_step"] / (4 * ENTRIES) for name, row in found.items()}
+    sent = {name: row["bytes_per_step"] / (4 * ENTRIES) for name, row in row_of.items()}
     assert 1 <= sent["none"] < 1.01
     assert sent["dgc"] < sent["two_bit"] < 0.1
-    gathered = {name: row["gathered_memory"] for name, row in found.items()}
+    gathered = {name: row["gathered_memory"] for name, row in row_of.items()}
     assert gathered["none"] == 0
     assert gathered["two_bit"] == pytest.approx(2 * sent["two_bit"])
-    assert [row["requests"] for row in found.values()] == [1] * 3
+    assert [row["requests"] for row in row_of.values()] == [1] * 3
     picture = (tmp_path / "links.svg").read_text()
-    assert all(f"<!-- {name} -->" in picture for name in found)
+    assert all(f"<!-- {name} -->" in picture for name in row_of)
 
 
 @pytest.mark.exhaustive
@@ -83,9 +83,9 @@ def test_cached(tmp_path):
     flags = ["--only=sgd,two_bit", "--entries=1e6", "--rounds=3", f"--json={path}"]
     command = [sys.executable, BENCHMARKS / "cached.py", *flags]
     assert programs.run(command).returncode == 0
-    found = {row["method"]: row for row in json.loads(path.read_text())}
-    assert list(found) == ["sgd", "two_bit"]
-    for row in found.values():
+    rows = json.loads(path.read_text())
+    assert [row["method"] for row in rows] == ["sgd", "two_bit"]
+    for row in rows:
         assert row["by_floor"] == pytest.approx(row["memory_ns"] / row["floor_ns"])
         assert row["memory_ns"] > 0
 
@@ -103,14 +103,14 @@ def test_every_method_has_a_floor(common, monkeypatch):
 
 
 @pytest.mark.slow
-def test_what_a_floor_touches(common):
-    """What is written is changed, all of it; what is read only is not."""
+def test_arrays_that_a_floor_writes(common):
+    """All written entries change, and arrays that are only read do not."""
     from common.floors import Floors
 
     sizes = [3000, 1, 5000]
-    made = Floors("two_bit", sizes, sum(sizes) // 4, summed=False, threads=2)
-    run = made.function("compress")
-    arrays = made._arrays
+    floors = Floors("two_bit", sizes, sum(sizes) // 4, summed=False, threads=2)
+    run = floors.function("compress")
+    arrays = floors._arrays
     assert {name: len(array) for name, array in arrays.items()} == {
         "g": 8001, "r": 8001, "p0": 501,
     }  # fmt: skip
@@ -119,19 +119,23 @@ def test_what_a_floor_touches(common):
     np.testing.assert_array_equal(before["g"], arrays["g"])
     assert np.all(before["r"] != arrays["r"])
     assert np.all((before["p0"] != arrays["p0"])[:500])
-    assert set(made._arrays) == {"g", "r", "p0"}
-    made.function("decode", 8)()
-    assert set(made._arrays) == {"g", "r", "s", *(f"p{i}" for i in range(8))}
+    assert set(floors._arrays) == {"g", "r", "p0"}
+    floors.function("decode", 8)()
+    assert set(floors._arrays) == {"g", "r", "s", *(f"p{i}" for i in range(8))}
 
 
-def test_the_fastest_by_speed(links):
-    """Bytes decide on slow links, local work on fast ones; the sentence says where."""
+def test_fastest_method_by_link_speed(links):
+    """Bytes decide on slow links, and local work on fast ones."""
 
     def row(name, local_ms, num_bytes):
-        sent = {"requests": 1, "bytes_per_step": num_bytes}
-        return {"method": name, "step_2_ms": local_ms, **sent}
+        return {
+            "method": name,
+            "step_2_ms": local_ms,
+            "requests": 1,
+            "bytes_per_step": num_bytes,
+        }
 
-    # Equal where 100 ms are 0.99e6 bytes: at 79.2 Mbit/s.
+    # Equal at 79.2 Mbit/s, where 0.99e6 bytes take 100 ms.
     rows = [row("quick", 0.0, 1_000_000), row("small", 100.0, 10_000), {"method": "s"}]
     (first, low, middle), (second, same, high) = links.fastest(rows)
     assert (first, second) == ("small", "quick")
@@ -146,7 +150,7 @@ def test_the_fastest_by_speed(links):
     "heights", [[0.1, 0.1, 0.1], [0.5, 0.99, 1.0, 1.0], [0.0, 0.3, 0.9]]
 )
 def test_labels_do_not_overlap(links, heights):
-    moved = links._spread(heights)
-    assert np.all(np.diff(moved) >= links._GAP - 1e-9)
-    assert max(moved) <= 1
-    assert np.max(np.abs(np.subtract(moved, heights))) <= 3 * links._GAP
+    spread = links._spread(heights)
+    assert np.all(np.diff(spread) >= links._GAP - 1e-9)
+    assert max(spread) <= 1
+    assert np.max(np.abs(np.subtract(spread, heights))) <= 3 * links._GAP

@@ -1,4 +1,4 @@
-"""`tf_dgc.multiworker` trains on several workers without the rest of the package."""
+"""`tf_dgc.multiworker` does not import the compression of gradients."""
 
 import pathlib
 import subprocess
@@ -25,7 +25,7 @@ print(*sorted(folders))
 """
 
 
-def test_multiworker_needs_nothing_of_compression():
+def test_multiworker_imports_no_compression():
     finished = subprocess.run(
         [sys.executable, "-c", IMPORT_MULTIWORKER, str(PACKAGE)],
         capture_output=True,

@@ -1,4 +1,4 @@
-"""`benchmarks/step.py --peers` has PyTorch train the same model over the same links."""
+"""`benchmarks/step.py --peers` trains the same model with PyTorch on the same links."""
 
 import json
 import pathlib
@@ -13,7 +13,7 @@ STEP = pathlib.Path(__file__).parents[2] / "benchmarks" / "step.py"
 @pytest.mark.slow
 @pytest.mark.workers
 def test_peers(tmp_path):
-    """PyTorch's workers answer as ours do; hooks make of its bytes what they say."""
+    """PyTorch's rows have the same fields, and its hooks reduce the bytes."""
     pytest.importorskip("torch")
     path = tmp_path / "step.json"
     finished = programs.run(
@@ -29,21 +29,21 @@ def test_peers(tmp_path):
     )
     assert finished.returncode == 0
     assert "Times do not compare" not in finished.stdout
-    ours, *theirs = json.loads(path.read_text())
+    tf_dgc_row, *torch_rows = json.loads(path.read_text())
     modes = ["torch", "torch-fp16", "torch-powersgd"]
-    assert [row["mode"] for row in theirs] == modes
-    for row in theirs:
-        assert row["parameters"] == ours["parameters"]
-        assert row["variables"] == ours["variables"]
+    assert [row["mode"] for row in torch_rows] == modes
+    for row in torch_rows:
+        assert row["parameters"] == tf_dgc_row["parameters"]
+        assert row["variables"] == tf_dgc_row["variables"]
         assert row["gradients_ms"] > 0
         assert 0 < row["median_ms"] <= row["p90_ms"]
-    dense, half, factors = (row["bytes_per_step"] for row in theirs)
-    assert dense == pytest.approx(ours["bytes_per_step"], rel=0.1)
+    dense, half, factors = (row["bytes_per_step"] for row in torch_rows)
+    assert dense == pytest.approx(tf_dgc_row["bytes_per_step"], rel=0.1)
     assert half == pytest.approx(dense / 2, rel=0.1)
     assert factors < dense / 4
 
 
-def test_peers_that_cannot_be_had(monkeypatch):
+def test_unsupported_peers(monkeypatch):
     monkeypatch.syspath_prepend(STEP.parent)
     from common import peers
 

@@ -1,4 +1,4 @@
-"""Bars of the benchmarks: on standard error, and on a terminal alone."""
+"""Progress bars of the benchmarks, on standard error if it is a terminal."""
 
 import os
 import pathlib
@@ -15,11 +15,11 @@ PROGRAM = """
 import sys
 from common import progress, reporting
 
-found = []
+items = []
 for name in progress.track(("qsgd", "top_k", "[dgc]"), "methods", str):
-    found += [(name, step) for step in progress.track(range(2), "steps")]
+    items += [(name, step) for step in progress.track(range(2), "steps")]
     print("between", name, file=sys.stderr)
-print(found)
+print(items)
 """
 FAILING = """
 from common import progress, reporting
@@ -45,33 +45,33 @@ def command(program):
     return [sys.executable, "-W", "error", "-c", program], environment
 
 
-def on_a_terminal(program):
+def run_on_a_terminal(program):
     """Run a program whose standard error is a terminal; return both outputs."""
     controller, terminal = pty.openpty()
-    asked, environment = command(program)
+    words, environment = command(program)
     with subprocess.Popen(
-        asked, env=environment, stdout=subprocess.PIPE, stderr=terminal, text=True
+        words, env=environment, stdout=subprocess.PIPE, stderr=terminal, text=True
     ) as process:
         os.close(terminal)
-        shown = b""
+        screen = b""
         try:
-            while some := os.read(controller, 4096):
-                shown += some
-        except OSError:  # Linux says so that nobody has the terminal open any more
+            while data := os.read(controller, 4096):
+                screen += data
+        except OSError:  # on Linux: the program has closed the terminal
             pass
         os.close(controller)
-        return process.stdout.read(), shown.decode()
+        return process.stdout.read(), screen.decode()
 
 
-def plain(shown):
-    """Return the text without the codes of colours and of the cursor."""
-    return re.sub(r"\x1b\[[0-9;?]*[A-Za-z]", "", shown)
+def without_codes(screen):
+    """Return the text without control codes of a terminal."""
+    return re.sub(r"\x1b\[[0-9;?]*[A-Za-z]", "", screen)
 
 
-def test_without_a_terminal_there_is_a_line_for_each_name():
-    asked, environment = command(PROGRAM)
+def test_line_for_each_name_without_a_terminal():
+    words, environment = command(PROGRAM)
     finished = subprocess.run(
-        asked, env=environment, capture_output=True, text=True, check=True
+        words, env=environment, capture_output=True, text=True, check=True
     )
     assert finished.stdout == f"{ITEMS}\n"
     assert finished.stderr.splitlines() == [
@@ -84,31 +84,31 @@ def test_without_a_terminal_there_is_a_line_for_each_name():
     ]
 
 
-def test_on_a_terminal_there_is_a_bar_for_each_loop():
-    output, shown = on_a_terminal(PROGRAM)
+def test_bar_for_each_loop_on_a_terminal():
+    output, screen = run_on_a_terminal(PROGRAM)
     assert output == f"{ITEMS}\n"
-    text = plain(shown)
+    text = without_codes(screen)
     for count, name in (("0/3", "qsgd"), ("1/3", "top_k"), ("2/3", "[dgc]")):
         assert re.search(rf"methods\W+ {count} .*{re.escape(name)}", text)
     assert re.search(r"steps\W+ 0/2", text)
     assert re.search(r"1/3 0:00:0\d left top_k", text)
     assert "between top_k\r\n" in text  # above the bars
     assert "(1 of 3)" not in text
-    assert shown.rindex("\x1b[?25h") > shown.rindex("\x1b[?25l")  # the cursor is back
+    assert screen.rindex("\x1b[?25h") > screen.rindex("\x1b[?25l")  # shows the cursor
 
 
-def test_bars_of_a_loop_that_failed_are_taken_away():
-    """Before the table that is shown nevertheless."""
-    output, shown = on_a_terminal(FAILING)
+def test_bars_of_a_failed_loop_are_removed():
+    """They disappear before the table, which is printed nevertheless."""
+    output, screen = run_on_a_terminal(FAILING)
     assert "title" in output
-    last = shown.rindex("methods")
-    assert "\x1b[2K" in shown[last : shown.index("Traceback")]
-    assert "it ended" in shown
+    last = screen.rindex("methods")
+    assert "\x1b[2K" in screen[last : screen.index("Traceback")]
+    assert "it ended" in screen
 
 
 @pytest.mark.parametrize(
-    ("items", "yielded"), [([], []), (iter([1, 2]), [1, 2]), ({"a": 1}, ["a"])]
+    ("items", "expected"), [([], []), (iter([1, 2]), [1, 2]), ({"a": 1}, ["a"])]
 )
-def test_items_without_names_say_nothing(items, yielded, capsys):
-    assert list(progress.track(items, "things")) == yielded
+def test_items_without_names_print_nothing(items, expected, capsys):
+    assert list(progress.track(items, "things")) == expected
     assert capsys.readouterr() == ("", "")

@@ -1,4 +1,4 @@
-"""Statements that are made in two files agree."""
+"""Consistency of the repository's files."""
 
 import ast
 import pathlib
@@ -26,43 +26,43 @@ def test_hooks_use_the_pinned_tools():
     assert pins(".pre-commit-config.yaml") == pins("pyproject.toml")
 
 
-def test_the_version_is_cited():
+def test_citation_has_the_version():
     (version,) = re.findall(r'^version = "(.+)"', text("pyproject.toml"), re.M)
     assert f"\nversion: {version}\n" in text("CITATION.cff")
 
 
-def test_links_of_the_docs_lead_somewhere():
-    """Files, and headings of them."""
+def test_links_of_the_docs_lead_to_files_and_headings():
     assert len(pages.PAGES) > 10
     missing = [
         f"{page.name}: {target}"
         for page in pages.PAGES
         for target in re.findall(r"\]\(([^)\s]+)\)", page.read_text(encoding="utf-8"))
-        if not target.startswith("https://") and not leads(page, target)
+        if not target.startswith("https://") and not is_valid_link(page, target)
     ]
     assert missing == []
 
 
-def test_tests_that_docs_name_are_there():
+def test_docs_name_existing_tests():
     files = [*(ROOT / "tests").rglob("test_*.py")]
     files += (ROOT / "study" / "tests").glob("test_*.py")
-    named = {n for p in pages.PAGES for n in re.findall(r"\btest_\w+", p.read_text())}
-    known = {n for f in files for n in re.findall(r"def (test_\w+)", f.read_text())}
-    assert len(named) > 50
-    assert named - known - {f.stem for f in files} == {"test_on_batch"}  # of Keras
+    names = {n for p in pages.PAGES for n in re.findall(r"\btest_\w+", p.read_text())}
+    tests = {n for f in files for n in re.findall(r"def (test_\w+)", f.read_text())}
+    assert len(names) > 50
+    assert names - tests - {f.stem for f in files} == {"test_on_batch"}  # of Keras
 
 
 def test_environment_variables_have_one_table():
-    """Those of the package, and of its building."""
+    """Variables of the package and of its build."""
     files = [*(ROOT / "tf_dgc").rglob("*.py"), *(ROOT / "custom_ops").glob("*.py")]
     files += [*(ROOT / "custom_ops" / "cpu").glob("*.cc")]
-    read = {
+    variables = {
         name
         for file in files
         for name in re.findall(r'"(TF_DGC_[A-Z_]+)"', file.read_text(encoding="utf-8"))
     }
-    assert len(read) > 10
-    assert {*re.findall(r"^\| `(TF_DGC_\w+)` \| .* \|", section(), re.M)} == read
+    assert len(variables) > 10
+    documented = re.findall(r"^\| `(TF_DGC_\w+)` \| .* \|", section(), re.M)
+    assert {*documented} == variables
 
 
 def section():
@@ -70,23 +70,23 @@ def section():
     return rest.partition("\n## ")[0]
 
 
-def leads(page, target):
+def is_valid_link(page, target):
     name, _, anchor = target.partition("#")
     file = page.parent / name if name else page
     return file.exists() and (not anchor or anchor in anchors(file))
 
 
 def anchors(page):
-    """Return the headings as GitHub names them."""
+    """Return the anchors of the headings, as on GitHub."""
     headings = re.findall(r"^#+ (.+)$", page.read_text(encoding="utf-8"), re.M)
     return {re.sub(r"[^\w -]", "", h.lower()).replace(" ", "-") for h in headings}
 
 
 def test_argument_lines_begin_with_a_noun():
-    """`of the step` says nothing; `number of the step` does."""
+    """For example `number of the step` instead of `of the step`."""
     first = "of|for|that|as|by|with|from|which|whose|what|how|where|when|before|to|in"
     line = re.compile(rf"^ +\**\w+: (?:{first})\b.*|^ +\**\w+: \w\.$")
-    found = [
+    lines = [
         f"{file.relative_to(ROOT)}: {text.strip()}"
         for file in sorted((ROOT / "tf_dgc").rglob("*.py"))
         for block in re.findall(
@@ -97,30 +97,30 @@ def test_argument_lines_begin_with_a_noun():
         for text in block.splitlines()
         if line.match(text)
     ]
-    assert found == []
+    assert lines == []
 
 
-def test_private_names_of_others_have_one_room():
-    """Which knows versions: `tf_dgc/_internals`."""
+def test_private_names_are_used_only_in_internals():
+    """Only `tf_dgc/_internals` uses private names of Keras and TensorFlow."""
     private = "keras.src", "tensorflow.python"
     folders = "tf_dgc", "benchmarks", "examples", "study"
-    found = [
+    files = [
         str(file.relative_to(ROOT))
         for folder in folders
         for file in sorted((ROOT / folder).rglob("*.py"))
         if "_internals" not in file.parts
         and any(name in file.read_text(encoding="utf-8") for name in private)
     ]
-    assert found == []
+    assert files == []
 
 
 def test_autograph_can_convert_all_functions():
-    """A user's `tf.function` has those converted that it calls; and a warning else.
+    """Annotated assignments in branches would cause warnings in a user's `tf.function`.
 
-    AutoGraph makes a function of each branch, where an annotated name cannot be one of
-    the function around it.
+    AutoGraph turns each branch into a function, where an annotated name cannot belong
+    to the surrounding function.
     """
-    found = [
+    places = [
         f"{path.name}:{statement.lineno}"
         for path in sorted((ROOT / "tf_dgc").rglob("*.py"))
         for branch in ast.walk(ast.parse(path.read_text(encoding="utf-8")))
@@ -128,4 +128,4 @@ def test_autograph_can_convert_all_functions():
         for statement in ast.walk(branch)
         if isinstance(statement, ast.AnnAssign)
     ]
-    assert found == []
+    assert places == []

@@ -1,4 +1,4 @@
-"""What `.ci/check_release.py` finds in what is offered."""
+"""`.ci/check_release.py` compares released files with the tag."""
 
 import functools
 import hashlib
@@ -17,7 +17,7 @@ import pytest
 from tf_dgc import native_library
 
 ROOT = pathlib.Path(__file__).parents[2]
-TAGGED = {
+TAG_FILES = {
     "pyproject.toml": b'version = "1.2.0"\n  "tensorflow>=2.20,<2.22",\n',
     "CHANGELOG.md": b"# Changelog\n\n## 1.2.0 (2026-01-31)\n",
     "README.md": b"...",
@@ -42,18 +42,18 @@ def release():
 
 
 def wheel_files(minors=("2.20", "2.21"), **stamp):
-    files = {n: c for n, c in TAGGED.items() if n.startswith("tf_dgc/")}
+    files = {n: c for n, c in TAG_FILES.items() if n.startswith("tf_dgc/")}
     for minor in minors:
         sha256 = hashlib.sha256(minor.encode()).hexdigest()
-        about = {"tensorflow": f"{minor}.1", "sha256": sha256, "sources": SOURCES}
+        fields = {"tensorflow": f"{minor}.1", "sha256": sha256, "sources": SOURCES}
         folder = f"tf_dgc/_native/{minor}"
         files[f"{folder}/libtf_dgc_ops.so"] = minor.encode()
-        files[f"{folder}/stamp.json"] = json.dumps({**about, **stamp}).encode()
+        files[f"{folder}/stamp.json"] = json.dumps({**fields, **stamp}).encode()
     return {**files, "tf_dgc-1.2.0.dist-info/METADATA": b"..."}
 
 
 def source_files():
-    files = {n: c for n, c in TAGGED.items() if not n.startswith("tests/")}
+    files = {n: c for n, c in TAG_FILES.items() if not n.startswith("tests/")}
     return {**files, "PKG-INFO": b"...", "tf_dgc.egg-info/SOURCES.txt": b"..."}
 
 
@@ -69,9 +69,9 @@ def write(folder, wheel, source):
             archive.addfile(member, io.BytesIO(content))
 
 
-def test_what_fits(release, tmp_path):
+def test_matching_release_has_no_problems(release, tmp_path):
     write(tmp_path, wheel_files(), source_files())
-    assert release.check(TAGGED, "v1.2.0", str(tmp_path)) == []
+    assert release.check(TAG_FILES, "v1.2.0", str(tmp_path)) == []
 
 
 @pytest.mark.parametrize(
@@ -84,10 +84,10 @@ def test_what_fits(release, tmp_path):
         ({}, {"notes.txt": b""}, "notes.txt is not of the tag"),
     ],
 )
-def test_other_content(release, tmp_path, wheel, source, problem):
+def test_different_content(release, tmp_path, wheel, source, problem):
     write(tmp_path, {**wheel_files(), **wheel}, {**source_files(), **source})
-    (found,) = release.check(TAGGED, "v1.2.0", str(tmp_path))
-    assert problem in found
+    (reported,) = release.check(TAG_FILES, "v1.2.0", str(tmp_path))
+    assert problem in reported
 
 
 @pytest.mark.parametrize(
@@ -101,42 +101,42 @@ def test_other_content(release, tmp_path, wheel, source, problem):
         ),
     ],
 )
-def test_other_libraries(release, tmp_path, wheel, problem):
+def test_wrong_libraries(release, tmp_path, wheel, problem):
     write(tmp_path, wheel, source_files())
-    assert problem in str(release.check(TAGGED, "v1.2.0", str(tmp_path)))
+    assert problem in str(release.check(TAG_FILES, "v1.2.0", str(tmp_path)))
 
 
 def test_missing_files(release, tmp_path):
     source, wheel = source_files(), wheel_files()
     del source["custom_ops/cpu/a.cc"], wheel["tf_dgc/py.typed"]
     write(tmp_path, wheel, source)
-    found = release.check(TAGGED, "v1.2.0", str(tmp_path))
-    assert sorted(text.partition(": ")[2] for text in found) == [
+    problems = release.check(TAG_FILES, "v1.2.0", str(tmp_path))
+    assert sorted(text.partition(": ")[2] for text in problems) == [
         "custom_ops/cpu/a.cc is missing",
         "tf_dgc/py.typed is missing",
     ]
 
 
-def test_nothing_is_offered(release, tmp_path):
-    found = release.check(TAGGED, "v1.2.0", str(tmp_path))
-    assert [text.partition(" offers ")[2] for text in found] == [
+def test_missing_distributions(release, tmp_path):
+    problems = release.check(TAG_FILES, "v1.2.0", str(tmp_path))
+    assert [text.partition(" offers ")[2] for text in problems] == [
         "no .tar.gz of 1.2.0",
         "no .whl of 1.2.0",
     ]
 
 
-def test_another_version(release, tmp_path):
+def test_wrong_version_or_date(release, tmp_path):
     write(tmp_path, wheel_files(), source_files())
-    found = release.check(TAGGED, "v1.3.0", str(tmp_path))
-    assert found == ["v1.3.0 holds version 1.2.0"]
+    problems = release.check(TAG_FILES, "v1.3.0", str(tmp_path))
+    assert problems == ["v1.3.0 holds version 1.2.0"]
     undated = {"CHANGELOG.md": b"## 1.2.0 (unreleased)\n"}
     write(tmp_path, wheel_files(), {**source_files(), **undated})
-    found = release.check({**TAGGED, **undated}, "v1.2.0", str(tmp_path))
-    assert found == ["CHANGELOG.md has no date for 1.2.0"]
-    assert release.check({**TAGGED, **undated}, "main", str(tmp_path)) == []
+    problems = release.check({**TAG_FILES, **undated}, "v1.2.0", str(tmp_path))
+    assert problems == ["CHANGELOG.md has no date for 1.2.0"]
+    assert release.check({**TAG_FILES, **undated}, "main", str(tmp_path)) == []
 
 
-def test_an_index(release, tmp_path):
+def test_package_index(release, tmp_path):
     folder = tmp_path / "tf-dgc"
     folder.mkdir()
     write(folder, {**wheel_files(), "tf_dgc/other.py": b""}, source_files())
@@ -149,23 +149,23 @@ def test_an_index(release, tmp_path):
     with http.server.ThreadingHTTPServer(("127.0.0.1", 0), handler) as server:
         threading.Thread(target=server.serve_forever, args=[0.01]).start()
         index = f"http://127.0.0.1:{server.server_port}"
-        (found,) = release.check(TAGGED, "v1.2.0", index)
+        (problem,) = release.check(TAG_FILES, "v1.2.0", index)
         server.shutdown()
-    assert found == "tf_dgc-1.2.0-py3-none-any.whl: tf_dgc/other.py is not of the tag"
+    assert problem == "tf_dgc-1.2.0-py3-none-any.whl: tf_dgc/other.py is not of the tag"
 
 
-def test_the_hash_is_that_of_the_builder(release):
+def test_source_hash_equals_the_one_of_the_package(release):
     sources = ROOT / "custom_ops"
     files = [file for file in sources.rglob("*") if file.is_file()]
-    tagged = {str(file.relative_to(ROOT)): file.read_bytes() for file in files}
-    assert release._source_hash(tagged) == native_library._hash_sources(sources)
+    contents = {str(file.relative_to(ROOT)): file.read_bytes() for file in files}
+    assert release._source_hash(contents) == native_library._hash_sources(sources)
 
 
 def test_files_of_a_tag(release, tmp_path, monkeypatch):
     for command in ("init -q", "add a.txt", "commit -q -m one", "tag v1"):
         (tmp_path / "a.txt").write_text("one")
-        who = ["-c", "user.name=a", "-c", "user.email=a@b"]
-        subprocess.run(["git", *who, *command.split()], cwd=tmp_path, check=True)
+        user = ["-c", "user.name=a", "-c", "user.email=a@b"]
+        subprocess.run(["git", *user, *command.split()], cwd=tmp_path, check=True)
     (tmp_path / "a.txt").write_text("two")
     monkeypatch.setattr(release, "__file__", str(tmp_path / ".ci" / "check_release.py"))
     assert release.of_tag("v1") == {"a.txt": b"one"}

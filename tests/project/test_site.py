@@ -1,4 +1,4 @@
-"""The documentation's site: public names have entries, and it is built strictly."""
+"""The documentation's site: entries of public names, links, and a strict build."""
 
 import html.parser
 import importlib.util
@@ -32,18 +32,18 @@ def entries():
     return [e for text in texts for e in re.findall(r"^::: (\S+)$", text, re.M)]
 
 
-def test_entries_are_there():
-    """Every one names something, and every public name but modules has one."""
-    found = entries()
-    assert len(found) == len({*found})
-    for entry in found:
+def test_entries_match_public_names():
+    """Every entry names an object, and every public name except modules has one."""
+    all_entries = entries()
+    assert len(all_entries) == len({*all_entries})
+    for entry in all_entries:
         module, _, name = entry.rpartition(".")
         __import__(module)
         assert hasattr(sys.modules[module], name), entry
-    named = {entry.rpartition(".")[2] for entry in found}
-    assert {*tf_dgc.__all__} - MODULES <= named
-    assert {type(m()).__name__ for m in tf_dgc.compressors.METHODS.values()} <= named
-    assert {*tf_dgc.callbacks.__all__} <= named
+    names = {entry.rpartition(".")[2] for entry in all_entries}
+    assert {*tf_dgc.__all__} - MODULES <= names
+    assert {type(m()).__name__ for m in tf_dgc.compressors.METHODS.values()} <= names
+    assert {*tf_dgc.callbacks.__all__} <= names
 
 
 def test_every_page_is_in_the_menu():
@@ -54,37 +54,38 @@ def test_every_page_is_in_the_menu():
 
 
 class _Page(html.parser.HTMLParser):
-    """What a page of the site refers to, and where it can be referred to."""
+    """Links and anchors of a page of the site."""
 
     def __init__(self, path):
         super().__init__()
-        self.path, self.targets, self.places = path, set(), set()
+        self.path, self.links, self.anchors = path, set(), set()
         self.feed(path.read_text(encoding="utf-8"))
 
     def handle_starttag(self, tag, attrs):
-        found = dict(attrs)
-        self.targets |= {found[k] for k in ("href", "src") if found.get(k)}
-        self.places |= {found[k] for k in ("id", "name") if found.get(k)}
+        values = dict(attrs)
+        self.links |= {values[k] for k in ("href", "src") if values.get(k)}
+        self.anchors |= {values[k] for k in ("id", "name") if values.get(k)}
 
 
 def broken_links(site):
-    """Return links within a built site that lead nowhere, with their pages."""
+    """Return broken links within a built site, with their pages."""
     pages = {path: _Page(path) for path in site.rglob("*.html")}
     return [
         f"{path.relative_to(site)}: {target}"
         for path, page in pages.items()
-        if path.name != "404.html"  # which is shown in any folder
-        for target in page.targets
-        if not urllib.parse.urlsplit(target).scheme and not _leads(path, target, pages)
+        if path.name != "404.html"  # served in any folder
+        for target in page.links
+        if not urllib.parse.urlsplit(target).scheme
+        and not _is_valid_link(path, target, pages)
     ]
 
 
-def _leads(path, target, pages):
+def _is_valid_link(path, target, pages):
     name, _, anchor = target.partition("#")
     file = (path.parent / urllib.parse.unquote(name)).resolve() if name else path
     file = file / "index.html" if file.is_dir() else file
-    known = file not in pages or not anchor or anchor in pages[file].places
-    return file.is_file() and known
+    has_anchor = file not in pages or not anchor or anchor in pages[file].anchors
+    return file.is_file() and has_anchor
 
 
 def test_broken_links_are_found(tmp_path):
@@ -115,32 +116,34 @@ needs_mkdocs = pytest.mark.skipif(
         ),
     ],
 )
-def test_links_to_what_is_no_page(repository, example, rows):
-    """Lead into the repository, where that is known."""
+def test_links_to_other_files_lead_to_the_repository(repository, example, rows):
+    """If the repository is unknown, they become plain text."""
     hooks = load_hooks()
     page = types.SimpleNamespace(file=types.SimpleNamespace(src_uri="page.md"))
     config = {"docs_dir": str(ROOT / "docs"), "repo_url": repository}
     text = "[train.py](../examples/cluster/train.py); [records](decisions/README.md), "
     text += "[rows.json](../study/rows/a.json); [here](#here)"
-    made = hooks.on_page_markdown(text, page, config, None)
-    assert made == f"{example}; {rows}; [here](#here)"
+    markdown = hooks.on_page_markdown(text, page, config, None)
+    assert markdown == f"{example}; {rows}; [here](#here)"
 
 
 @pytest.mark.slow
 @needs_mkdocs
-def test_the_site_is_built(tmp_path):
+def test_site_builds(tmp_path):
     command = [sys.executable, "-m", "mkdocs", "build", "--strict", "--site-dir"]
-    built = programs.run([*command, tmp_path, "-f", ROOT / "mkdocs.yml"], merged=True)
-    assert built.returncode == 0, built.stdout
-    first = (tmp_path / "index.html").read_text()
-    assert "Distributed Keras training" in first
+    finished = programs.run(
+        [*command, tmp_path, "-f", ROOT / "mkdocs.yml"], merged=True
+    )
+    assert finished.returncode == 0, finished.stdout
+    first_page = (tmp_path / "index.html").read_text()
+    assert "Distributed Keras training" in first_page
     reference = (tmp_path / "reference/optimizers/index.html").read_text()
     assert "DGCOptimizer" in reference
     assert "&gt;&gt;&gt; </span>" in reference and "<blockquote" not in reference
     assert broken_links(tmp_path.resolve()) == []
     index = json.loads((tmp_path / "search/search_index.json").read_text())
-    found = {d["location"].partition("#")[0] for d in index["docs"] if d["text"]}
+    locations = {d["location"].partition("#")[0] for d in index["docs"] if d["text"]}
     pages = {path.parent for path in tmp_path.rglob("index.html")}
-    searched = {(tmp_path / place).resolve() for place in found}
-    assert {p for p in pages if p.resolve() not in searched} == set()
+    indexed = {(tmp_path / location).resolve() for location in locations}
+    assert {p for p in pages if p.resolve() not in indexed} == set()
     assert any("residual" in d["text"] for d in index["docs"])

@@ -1,4 +1,4 @@
-"""The experiments of `study/`, whose tests are its own, still fit the package."""
+"""The experiments of `study/` work with the package; `study/tests` tests them."""
 
 import ast
 import pathlib
@@ -11,7 +11,7 @@ import pytest
 ROOT = pathlib.Path(__file__).parents[2]
 STUDY = ROOT / "study"
 
-# MNIST's network by images that are easy: each class has a row of pixels of its own.
+# MNIST's network with easy images: each class has a separate row of pixels.
 PROGRAM = f"""
 import sys
 sys.path.insert(0, {str(STUDY)!r})
@@ -30,14 +30,14 @@ app.run(convergence.main)
 """
 
 
-def test_nothing_else_imports_it():
-    own = {path.parent.name for path in STUDY.glob("*/__init__.py")}
-    own |= {path.stem for path in STUDY.glob("*.py")} | {"study"}
+def test_other_folders_do_not_import_the_study():
+    modules = {path.parent.name for path in STUDY.glob("*/__init__.py")}
+    modules |= {path.stem for path in STUDY.glob("*.py")} | {"study"}
     folders = "tf_dgc", "benchmarks", "custom_ops", "docs", "examples", "tests"
     files = [file for folder in folders for file in (ROOT / folder).rglob("*.py")]
     assert len(files) > 500
-    found = [f"{file}: {name}" for file in files for name in imported(file) & own]
-    assert found == []
+    imports = [f"{f}: {name}" for f in files for name in imported(f) & modules]
+    assert imports == []
 
 
 def imported(file):
@@ -49,16 +49,16 @@ def imported(file):
 
 
 @pytest.mark.slow
-def test_its_commands_start():
+def test_commands_of_the_study_have_valid_flags():
     scripts = [p for p in sorted(STUDY.glob("*.py")) if "__main__" in p.read_text()]
     assert len(scripts) == 10
-    asked = [[f"study/{p.name}", [], p.name != "evidence.py"] for p in scripts]
-    assert commands.flag_faults(asked) == [None] * 10
+    runs = [[f"study/{p.name}", [], p.name != "evidence.py"] for p in scripts]
+    assert commands.flag_faults(runs) == [None] * 10
 
 
 @pytest.mark.slow
-def test_a_short_run():
-    flags = "--tasks=mnist", "--steps=10", "--seeds=1", "--workers=2", "--methods=dgc"
+def test_short_run():
+    flags = ["--tasks=mnist", "--steps=10", "--seeds=1", "--workers=2", "--methods=dgc"]
     finished = programs.run([sys.executable, "-c", PROGRAM, *flags])
     assert finished.returncode == 0
     assert "mnist: accuracy after 10 steps, 2 workers" in finished.stdout

@@ -1,4 +1,4 @@
-"""The tutorial's files, made of its blocks, do what it says."""
+"""The files of the tutorial's blocks do what the tutorial says."""
 
 import json
 import pathlib
@@ -12,12 +12,12 @@ PAGE = pathlib.Path(__file__).parents[2] / "docs" / "tutorial.md"
 
 
 def files():
-    """Return the files that the blocks of Python make up, by name."""
-    found = {}
+    """Return the contents of the files that the Python blocks form, by name."""
+    parts = {}
     for block in re.findall(r"^```python\n(.*?)^```$", PAGE.read_text(), re.M | re.S):
         name, _, text = block.partition("\n")
-        found.setdefault(name.removeprefix("# "), []).append(text)
-    return {name: "\n".join(texts) for name, texts in found.items()}
+        parts.setdefault(name.removeprefix("# "), []).append(text)
+    return {name: "\n".join(texts) for name, texts in parts.items()}
 
 
 def test_blocks_name_their_files():

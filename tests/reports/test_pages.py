@@ -1,4 +1,4 @@
-"""`tf-dgc report`: a page that is whole by itself, of records and of TensorBoard's."""
+"""`tf-dgc report`: a self-contained page of records or TensorBoard logs."""
 
 import dataclasses
 import html.parser
@@ -19,7 +19,7 @@ VOID = {"meta", "br", "link"}
 
 
 class Page(html.parser.HTMLParser):
-    """Reads a page: texts, tags, and whether each tag that begins also ends."""
+    """Parses a page into texts, tags and links; checks that all tags are closed."""
 
     def __init__(self, text):
         super().__init__()
@@ -45,7 +45,7 @@ class Page(html.parser.HTMLParser):
 
 
 def make_run(epochs=3, name="net"):
-    some = [
+    epoch_records = [
         EpochRecord(
             i,
             {
@@ -72,25 +72,25 @@ def make_run(epochs=3, name="net"):
         for i in range(45)
     ]
     method = {"name": "DGC", "collective": "ring", "settings": {"note": ROOT}}
-    return RunRecord(name, 2, {"tf_dgc": "1"}, {"": method}, variables, some)
+    return RunRecord(name, 2, {"tf_dgc": "1"}, {"": method}, variables, epoch_records)
 
 
-def test_a_page():
-    found = Page(run_page.run_page({"mine": make_run(name=ROOT)}))
-    assert found.links == []  # but within it
-    assert "script" not in found.tags
-    assert f"Training of {ROOT}" in found.texts
-    heads = [t for t in found.texts if t in ("loss", "accuracy", "Ratio", "Staleness")]
+def test_page_of_one_run():
+    result = Page(run_page.run_page({"mine": make_run(name=ROOT)}))
+    assert result.links == []  # except within the page
+    assert "script" not in result.tags
+    assert f"Training of {ROOT}" in result.texts
+    heads = [t for t in result.texts if t in ("loss", "accuracy", "Ratio", "Staleness")]
     assert [h for i, h in enumerate(heads) if h not in heads[:i]] == [
         "loss",
         "accuracy",
         "Ratio",
         "Staleness",
     ]
-    assert found.tags.count("svg") == 5
+    assert result.tags.count("svg") == 5
     for text in ("5 others", "270 kB", "7.5 s", "90", "bytes that a worker sent"):
-        assert text in found.texts, text
-    assert "nan" not in found.texts
+        assert text in result.texts, text
+    assert "nan" not in result.texts
 
 
 def test_pages_are_the_same_each_time():
@@ -109,16 +109,16 @@ def test_pages_are_the_same_each_time():
     assert len(clips) == len(set(clips)) > 10
 
 
-def test_runs_of_which_less_is_known():
+def test_runs_with_missing_fields():
     bare = [EpochRecord(i, {"loss": 1.0}, seconds=1.0 + i) for i in range(2)]
     unknown = {"variables": [], "versions": {}, "methods": {}, "workers": None}
     run = dataclasses.replace(make_run(), epochs=bare, **unknown)
-    found = Page(run_page.run_page({"bare": run, "whole": make_run()}))
-    assert "steps" in found.texts
-    only = [EpochRecord(0, {"loss": 1.0})]
-    run = dataclasses.replace(make_run(), epochs=only, variables=[])
-    found = Page(run_page.run_page({"": run}))
-    assert "epoch" in found.texts
+    result = Page(run_page.run_page({"bare": run, "whole": make_run()}))
+    assert "steps" in result.texts
+    one_epoch = [EpochRecord(0, {"loss": 1.0})]
+    run = dataclasses.replace(make_run(), epochs=one_epoch, variables=[])
+    result = Page(run_page.run_page({"": run}))
+    assert "epoch" in result.texts
     with pytest.raises(ValueError, match=r"at least one epoch\. Received: none"):
         run_page.run_page({"none": make_run(0)})
 
@@ -133,13 +133,20 @@ def test_tensorboard(tmp_path):
         tf_dgc.callbacks.CompressionMonitor(),
         keras.callbacks.TensorBoard(tmp_path / "logs", update_freq=1),
     ]
-    asks = {"validation_data": (x, y), "batch_size": 16, "epochs": 3, "verbose": 0}
-    history = model.fit(x, y, callbacks=callbacks, **asks).history
+    history = model.fit(
+        x,
+        y,
+        batch_size=16,
+        epochs=3,
+        verbose=0,
+        callbacks=callbacks,
+        validation_data=(x, y),
+    ).history
     run = record.read_logdir(tmp_path / "logs")
     assert run.model == "logs"
     for key in ("loss", "val_loss", "bytes_per_step"):
-        found = [e.logs[key] for e in run.epochs]
-        np.testing.assert_allclose(found, history[key], rtol=1e-6)
+        values = [e.logs[key] for e in run.epochs]
+        np.testing.assert_allclose(values, history[key], rtol=1e-6)
     assert [e.steps for e in run.epochs] == [2, 4, 6]
     stats = model.optimizer.stats
     assert [e.sent_bytes for e in run.epochs] == [
@@ -154,9 +161,9 @@ def test_tensorboard(tmp_path):
 
 
 def test_tensorboard_of_several_optimizers():
-    """Bytes are of all, steps those of the one that took most."""
+    """Bytes are summed; steps are those of the optimizer with the most steps."""
     names = "bytes", "compression_ratio"
-    logs = {f"{which}_total_{name}": 10.0 for which in ("a", "b_a") for name in names}
+    logs = {f"{prefix}_total_{name}": 10.0 for prefix in ("a", "b_a") for name in names}
     logs |= {"a_iterations": 7.0, "b_a_iterations": 5.0, "loss": 1.0}
     epoch = record._epoch(3, logs, 2.0)
     assert (epoch.steps, epoch.sent_bytes, epoch.dense_bytes) == (7, 20, 200)
@@ -171,8 +178,7 @@ def test_command_line(tmp_path, capsys):
     out = tmp_path / "page.html"
     assert main.main(["report", *paths, "--out", str(out)]) == 0
     assert capsys.readouterr().out.startswith(f"{out}: a, b, ")
-    found = Page(out.read_text())
-    assert {"a", "b", "b, validation"} <= {*found.texts}
+    assert {"a", "b", "b, validation"} <= {*Page(out.read_text()).texts}
     (tmp_path / "c").mkdir()
     same = str(tmp_path / "c" / "a.json")
     record.write_record(make_run(), same)
@@ -189,7 +195,7 @@ def test_command_line(tmp_path, capsys):
         (["page.txt", "page.txt"], "Runs must be different files"),
     ],
 )
-def test_command_line_without_a_run(tmp_path, monkeypatch, arguments, message):
+def test_command_line_without_a_run_raises(tmp_path, monkeypatch, arguments, message):
     monkeypatch.chdir(tmp_path)
     pathlib.Path("page.txt").write_text("text")
     with pytest.raises(SystemExit, match=message):
@@ -197,7 +203,7 @@ def test_command_line_without_a_run(tmp_path, monkeypatch, arguments, message):
 
 
 @pytest.mark.parametrize("module", ["matplotlib", "tensorboard"])
-def test_what_is_not_installed_is_named(tmp_path, monkeypatch, module):
+def test_missing_package_is_named(tmp_path, monkeypatch, module):
     (tmp_path / "train").mkdir()
     path = tmp_path / "run.json"
     record.write_record(make_run(), path)
@@ -225,12 +231,12 @@ def test_what_is_not_installed_is_named(tmp_path, monkeypatch, module):
         (page.number, 0.123456, "0.1235"),
     ],
 )
-def test_numbers(function, value, text):
+def test_formatting_of_numbers(function, value, text):
     assert function(value) == text
 
 
-def test_bars_of_which_some_are_missing():
-    some = [page.Bars("a", [1.0, None]), page.Bars("b", [2.0, 3.0])]
-    svg = page.bars(["x", "<y>"], some, "ms", "bars", "s")
+def test_missing_bars():
+    groups = [page.Bars("a", [1.0, None]), page.Bars("b", [2.0, 3.0])]
+    svg = page.bars(["x", "<y>"], groups, "ms", "bars", "s")
     texts = [*xml.etree.ElementTree.fromstring(svg).itertext()]
     assert {"x", "<y>", "a", "b", "ms"} <= {*texts}

@@ -1,4 +1,4 @@
-"""`CompressionMonitor(path=...)`: what it writes, when, and how it goes on."""
+"""`CompressionMonitor(path=...)`: the records that it writes and continues."""
 
 import json
 
@@ -29,9 +29,7 @@ def make_model(optimizer=None):
 
 def fit(model, path, **settings):
     monitor = tf_dgc.callbacks.CompressionMonitor(path=path)
-    asks = {"batch_size": 16, "verbose": 0, **settings}
-    callbacks = [monitor, *asks.pop("callbacks", [])]
-    return model.fit(X, Y, callbacks=callbacks, **asks)
+    return model.fit(X, Y, batch_size=16, verbose=0, callbacks=[monitor], **settings)
 
 
 @pytest.fixture(autouse=True)
@@ -40,7 +38,7 @@ def _one_worker_on_purpose(strategies):
         yield
 
 
-def test_what_is_written(tmp_path):
+def test_record_of_a_run(tmp_path):
     path, model = tmp_path / "runs" / "run.json", make_model()
     fit(model, path, epochs=2, validation_data=(X, Y))
     run = record.read_record(path)
@@ -68,33 +66,33 @@ def test_what_is_written(tmp_path):
     assert [p.name for p in path.parent.iterdir()] == ["run.json"]
 
 
-RARE = pytest.param(False, marks=pytest.mark.slow)
-
-
-@pytest.mark.parametrize("restored", [True, RARE])
-def test_it_goes_on(tmp_path, restored):
+@pytest.mark.parametrize(
+    "restored", [True, pytest.param(False, marks=pytest.mark.slow)]
+)
+def test_record_is_continued(tmp_path, restored):
     path, weights = tmp_path / "run.json", tmp_path / "small.keras"
     model = make_model()
     fit(model, path, epochs=2)
     model.save(weights)
     before = record.read_record(path).epochs
-    again = keras.models.load_model(weights) if restored else make_model()
-    fit(again, path, epochs=4, initial_epoch=1)
+    second = keras.models.load_model(weights) if restored else make_model()
+    fit(second, path, epochs=4, initial_epoch=1)
     run = record.read_record(path)
     assert [e.epoch for e in run.epochs] == [0, 1, 2, 3]
     assert run.epochs[0] == before[0]
     assert [e.steps for e in run.epochs] == (
         [2, 6, 8, 10] if restored else [2, 4, 6, 8]
     )
-    of_step = run.epochs[0].sent_bytes // 2
-    assert [e.sent_bytes for e in run.epochs] == [of_step * e.steps for e in run.epochs]
+    step_bytes = run.epochs[0].sent_bytes // 2
+    for epoch in run.epochs:
+        assert epoch.sent_bytes == step_bytes * epoch.steps
     seconds = [e.seconds for e in run.epochs]
     assert seconds == sorted(seconds)
-    fit(make_model(), path, epochs=1)  # from the first epoch on, it is another run
+    fit(make_model(), path, epochs=1)  # the first epoch starts a new record
     assert [e.steps for e in record.read_record(path).epochs] == [2]
 
 
-def test_local_steps_and_several_optimizers(tmp_path):
+def test_record_of_local_steps(tmp_path):
     path = tmp_path / "run.json"
     local = tf_dgc.local_sgd(keras.optimizers.SGD(0.1), 2)
     fit(make_model(local), path, epochs=1)
@@ -114,15 +112,14 @@ def test_local_steps_and_several_optimizers(tmp_path):
         (tf.float32, "<dtype: 'float32'>"),
     ],
 )
-def test_settings_that_json_does_not_know(tmp_path, value, recorded):
+def test_settings_that_json_does_not_support(tmp_path, value, recorded):
     run = record.RunRecord("m", 1, {}, {"": {"settings": {"config": [value]}}}, [], [])
     record.write_record(run, tmp_path / "run.json")
-    read = record.read_record(tmp_path / "run.json")
-    assert read.methods[""]["settings"]["config"] == [recorded]
+    copy = record.read_record(tmp_path / "run.json")
+    assert copy.methods[""]["settings"]["config"] == [recorded]
 
 
-def test_an_optimizer_of_numpy_numbers(tmp_path):
-    """Training goes on, and the record has them."""
+def test_optimizer_with_numpy_numbers(tmp_path):
     clipped = keras.optimizers.SGD(0.1, clipnorm=np.float32(1))
     model = make_model(tf_dgc.DGCOptimizer(clipped))
     fit(model, tmp_path / "run.json", epochs=1)
@@ -130,7 +127,7 @@ def test_an_optimizer_of_numpy_numbers(tmp_path):
     assert settings["inner"]["config"]["clipnorm"] == 1
 
 
-def test_what_was_complete_stays(tmp_path, monkeypatch):
+def test_failed_write_keeps_the_last_record(tmp_path, monkeypatch):
     path, model = tmp_path / "run.json", make_model()
     fit(model, path, epochs=1)
     before = path.read_bytes()
@@ -146,7 +143,7 @@ def test_what_was_complete_stays(tmp_path, monkeypatch):
 
 
 @pytest.mark.parametrize("path", ["", 3, True, ["run.json"]])
-def test_no_path(path):
+def test_wrong_path_raises(path):
     with pytest.raises(ValueError, match=r"`path` must be .*Received: path="):
         tf_dgc.callbacks.CompressionMonitor(path=path)
 
@@ -173,7 +170,7 @@ def test_no_path(path):
         ),
     ],
 )
-def test_what_is_no_record(tmp_path, text):
+def test_malformed_record_raises(tmp_path, text):
     path = tmp_path / "run.json"
     path.write_text(text)
     with pytest.raises(ValueError, match=r"A record must be a .*Received: '.*json'"):
@@ -190,7 +187,7 @@ METHODS = [
 
 @pytest.mark.parametrize("method", METHODS, ids=lambda m: getattr(m, "name", m))
 def test_sizes_add_up(method):
-    """What is said of each variable is, with headers, what a step hands over."""
+    """Bytes of all variables and headers add up to the bytes of a step."""
     sgd = keras.optimizers.SGD(0.1)
     optimizer = tf_dgc.CompressedOptimizer(
         sgd, method, diagnostics=tf_dgc.Diagnostics(check_every=None)
@@ -198,11 +195,11 @@ def test_sizes_add_up(method):
     assert recorder.sizes_per_variable(optimizer) == []
     model = make_model(optimizer)
     model.fit(X, Y, batch_size=32, verbose=0)
-    each = recorder.sizes_per_variable(optimizer)
+    sizes = recorder.sizes_per_variable(optimizer)
     stats = optimizer.stats
-    assert sum(s.dense_bytes for s in each) == stats.dense_bytes_per_step
+    assert sum(s.dense_bytes for s in sizes) == stats.dense_bytes_per_step
     if isinstance(method, str):
-        beside = stats.bytes_per_step - sum(s.sent_bytes for s in each)
-        assert 0 <= beside <= 64
+        overhead = stats.bytes_per_step - sum(s.sent_bytes for s in sizes)
+        assert 0 <= overhead <= 64
     else:
-        assert [s.sent_bytes for s in each] == [None, 240]
+        assert [s.sent_bytes for s in sizes] == [None, 240]
