@@ -261,12 +261,12 @@ MODULE = """
 import keras
 
 @keras.saving.register_keras_serializable()
-class Own(keras.layers.Dense):
+class CustomDense(keras.layers.Dense):
     pass
 
 def build():
     inputs = keras.Input((None, 4))
-    return keras.Model(inputs, Own(3)(inputs), name="own")
+    return keras.Model(inputs, CustomDense(3)(inputs), name="custom")
 
 def number():
     return 1
@@ -284,14 +284,14 @@ WIDTH = 3
 @pytest.fixture
 def directory(tmp_path, monkeypatch):
     """Change to a directory with modules that is not in `sys.path`."""
-    (tmp_path / "own_models.py").write_text(MODULE)
+    (tmp_path / "custom_models.py").write_text(MODULE)
     (tmp_path / "broken_models.py").write_text("import nosuchpackage")
     monkeypatch.chdir(tmp_path)
     paths = [path for path in sys.path if path not in ("", str(tmp_path))]
     monkeypatch.setattr(sys, "path", paths)
     yield
-    keras.saving.get_custom_objects().pop("Custom>Own", None)
-    for name in ("own_models", "broken_models"):
+    keras.saving.get_custom_objects().pop("Custom>CustomDense", None)
+    for name in ("custom_models", "broken_models"):
         sys.modules.pop(name, None)
 
 
@@ -299,25 +299,25 @@ QUICK_FLAGS = ["--workers=2", "--methods=float16", "--batch-size=2", "--seconds=
 
 
 @pytest.mark.parametrize(
-    "model", [["own_models.build"], ["--model", "own_models.build"]]
+    "model", [["custom_models.build"], ["--model", "custom_models.build"]]
 )
 def test_function_in_the_current_directory(directory, model, capsys):
     assert main.main(["advise", *model, "--length=5", *QUICK_FLAGS]) == 0
-    assert capsys.readouterr().out.startswith("own, batches of 2")
+    assert capsys.readouterr().out.startswith("custom, batches of 2")
 
 
 def test_file_with_a_custom_layer_needs_import(directory, capsys):
-    module = {"__name__": "own_models"}
+    module = {"__name__": "custom_models"}
     exec(MODULE, module)
-    module["build"]().save("own.keras")
-    keras.saving.get_custom_objects().pop("Custom>Own")
-    arguments = ["advise", "own.keras", "--length=5", *QUICK_FLAGS]
+    module["build"]().save("custom.keras")
+    keras.saving.get_custom_objects().pop("Custom>CustomDense")
+    arguments = ["advise", "custom.keras", "--length=5", *QUICK_FLAGS]
     with pytest.raises(SystemExit, match=r"cannot be loaded.*--import"):
         main.main(arguments)
     with pytest.raises(SystemExit, match=r"no module of that name.*nothing_there"):
         main.main([*arguments, "--import", "nothing_there"])
-    assert main.main([*arguments, "--import", "own_models"]) == 0
-    assert capsys.readouterr().out.startswith("own, batches of 2")
+    assert main.main([*arguments, "--import", "custom_models"]) == 0
+    assert capsys.readouterr().out.startswith("custom, batches of 2")
 
 
 CLUSTER = json.dumps(
@@ -361,14 +361,14 @@ def test_wrong_options_raise(arguments, message, capsys):
             "broken_models.build",
             "broken_models cannot be imported: No module named 'nos",
         ),
-        ("own_models.nothing", "name of a function"),
-        ("own_models.number", "own_models.number must return a keras.Model"),
+        ("custom_models.nothing", "name of a function"),
+        ("custom_models.number", "custom_models.number must return a keras.Model"),
         (
-            "own_models.needs",
+            "custom_models.needs",
             "needs must return a keras.Model without arguments: missing",
         ),
-        ("own_models.fails", "own_models.fails raised KeyError: 'width'"),
-        ("own_models.WIDTH", "own_models.WIDTH must be a function. Received: 3"),
+        ("custom_models.fails", "custom_models.fails raised KeyError: 'width'"),
+        ("custom_models.WIDTH", "custom_models.WIDTH must be a function. Received: 3"),
         ("no_models.build", "name of a function"),
     ],
 )
@@ -383,7 +383,7 @@ def test_unwritable_file_raises(directory, option, monkeypatch, tmp_path):
     monkeypatch.setattr(advise.timing, "time_steps", pytest.fail)
     files = ["--json=fine.json", "--html=fine.html", f"{option}=none/file"]
     with pytest.raises(SystemExit, match="No such file or directory: 'none/file'"):
-        main.main(["advise", "own_models.build", "--length=5", *files, *QUICK_FLAGS])
+        main.main(["advise", "custom_models.build", "--length=5", *files, *QUICK_FLAGS])
     assert not list(tmp_path.glob("fine.*"))
 
 

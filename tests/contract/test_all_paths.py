@@ -106,7 +106,7 @@ CASES = {
     "adam, corrected, float16 variables": Case(
         1, lambda: keras.optimizers.Adam(0.125, clipnorm=3.0), dtype="float16"
     ),
-    "adam, corrected, exempt apart": Case(
+    "adam, corrected, uncompressed apart": Case(
         3,
         lambda: keras.optimizers.Adam(0.125),
         FROM_DENSE,
@@ -129,7 +129,7 @@ CASES = {
         lambda: SGD(0.125, momentum=0.9, nesterov=True, weight_decay=DECAY),
         settings={"corrections": tf_dgc.Corrections(momentum=False)},
     ),
-    "adamw, exempt apart": Case(
+    "adamw, uncompressed apart": Case(
         3,
         lambda: AdamW(0.125, weight_decay=DECAY),
         FROM_DENSE,
@@ -196,14 +196,14 @@ CASES = {
         exact=True,
         paths=("composed", "native"),
     ),
-    "exempt apart": Case(
+    "uncompressed apart": Case(
         3,
         lambda: SGD(0.125, momentum=0.5),
         exact=True,
         apart=True,
         paths=("composed", "native"),
     ),
-    "exempt apart, warm-up": Case(
+    "uncompressed apart, warm-up": Case(
         3,
         MIXED["inner"],
         FROM_DENSE,
@@ -212,7 +212,7 @@ CASES = {
         apart=True,
         paths=("tensorflow", "mixed"),
     ),
-    "exempt apart, coded": Case(
+    "uncompressed apart, coded": Case(
         3,
         lambda: SGD(0.125, momentum=0.5),
         exact=True,
@@ -220,7 +220,7 @@ CASES = {
         settings={"uncompressed_dtype": "mxint8"},
         paths=("tensorflow", "composed", "native"),
     ),
-    "exempt apart, float64": Case(
+    "uncompressed apart, float64": Case(
         3, dtype="float64", apart=True, paths=("tensorflow", "native")
     ),
     "costly warm-up": Case(3, sparsity=FROM_COSTLY, paths=("tensorflow", "native")),

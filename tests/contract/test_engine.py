@@ -68,7 +68,9 @@ CASES = {
         lambda: compressors.CountSketch(0.9, 3, 0.05), 1, keras.optimizers.Adam
     ),
     "natural": Case(compressors.Natural, 2),
-    "natural, kept": Case(compressors.Natural, settings={"error_feedback": True}),
+    "natural, error feedback": Case(
+        compressors.Natural, settings={"error_feedback": True}
+    ),
     "sign_sgd": Case(compressors.SignSGD, 3),
     "signum": Case(compressors.Signum, 2),
     "uniform_8bit": Case(compressors.Uniform8Bit, 2),
@@ -91,24 +93,26 @@ CASES = {
     "none": Case(compressors.NoCompression, 2),
     "none, adam": Case(compressors.NoCompression, 1, keras.optimizers.Adam),
     "float16": Case(compressors.Float16, 2),
-    "bfloat16, kept": Case(compressors.BFloat16, 2, settings={"error_feedback": True}),
-    "two_bit, exempt apart": Case(compressors.TwoBit, 3, apart=True),
+    "bfloat16, error feedback": Case(
+        compressors.BFloat16, 2, settings={"error_feedback": True}
+    ),
+    "two_bit, uncompressed apart": Case(compressors.TwoBit, 3, apart=True),
     "qsgd, elias": Case(compressors.QSGD, 2),
-    "qsgd, elias, kept": Case(
+    "qsgd, elias, error feedback": Case(
         lambda: compressors.QSGD(300, 10_000, "elias"),
         settings={"error_feedback": True},
     ),
     "rotated": Case(compressors.RotatedQuantization, 2),
-    "rotated, kept": Case(
+    "rotated, error feedback": Case(
         lambda: compressors.RotatedQuantization(5, 64),
         settings={"error_feedback": True},
     ),
     "ecq": Case(compressors.ECQ, 2),
     "ecq, fixed": Case(lambda: compressors.ECQ(coding="fixed")),
-    "top_k, not kept": Case(
+    "top_k, no error feedback": Case(
         lambda: compressors.TopK(0.9), 2, settings={"error_feedback": False}
     ),
-    "top_k in halves, not kept": Case(
+    "top_k in halves, no error feedback": Case(
         lambda: compressors.TopK(0.5, "float16"), settings={"error_feedback": False}
     ),
     "stc, momentum": Case(
@@ -138,7 +142,7 @@ CASES = {
         lambda: SGD(0.125, 0.9),
         CORRECTED,
     ),
-    "adacomp, not kept": Case(
+    "adacomp, no error feedback": Case(
         lambda: compressors.AdaComp(7), settings={"error_feedback": False}
     ),
     "variance_based": Case(compressors.VarianceBased, 2),
@@ -163,7 +167,7 @@ CASES = {
     ),
     "tern_grad": Case(compressors.TernGrad, 2),
     "tern_grad, not clipped": Case(lambda: compressors.TernGrad(None)),
-    "tern_grad, exempt apart": Case(
+    "tern_grad, uncompressed apart": Case(
         lambda: compressors.TernGrad(1.0), 3, lambda: SGD(0.125, 0.9), apart=True
     ),
     "laq": Case(compressors.LAQ, 2),
@@ -176,7 +180,7 @@ CASES = {
         lambda: SGD(0.125, 0.9),
         CORRECTED,
     ),
-    "count_sketch, not kept": Case(
+    "count_sketch, no error feedback": Case(
         lambda: compressors.CountSketch(0.95, 1),
         3,
         settings={"error_feedback": False},
@@ -195,7 +199,7 @@ CASES = {
 ALWAYS = [
     "ef_sign_sgd, momentum",
     "uniform_8bit, by chance",
-    "qsgd, elias, kept",
+    "qsgd, elias, error feedback",
     "qsgd, long buckets",
     "random_k, unbiased",
     "laq, often lazy",

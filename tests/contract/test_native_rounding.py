@@ -37,7 +37,7 @@ CASES = {
             )
         },
     ),
-    "not kept": (
+    "no error feedback": (
         2,
         compressors.PowerSGD,
         lambda: SGD(0.1, 0.9),

@@ -344,7 +344,7 @@ def test_killed_while_it_saves_and_resumed(run, tmp_path):
     elsewhere = run("resume_elsewhere", 3, tmp_path)
     assert elsewhere.codes == [0, 0, 0]
     first = elsewhere.findings[0]
-    assert all(first["kept"])
+    assert all(first["residual"])
     assert first["largest"] > 0
     assert first["gone"]
     assert {f["weights"] for f in elsewhere.findings} == {first["weights"]}

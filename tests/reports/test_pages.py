@@ -76,7 +76,7 @@ def make_run(epochs=3, name="net"):
 
 
 def test_page_of_one_run():
-    result = Page(run_page.run_page({"mine": make_run(name=ROOT)}))
+    result = Page(run_page.run_page({"run": make_run(name=ROOT)}))
     assert result.links == []  # except within the page
     assert "script" not in result.tags
     assert f"Training of {ROOT}" in result.texts

@@ -380,7 +380,7 @@ def scenario_backup_until_the_chief_dies(directory):
 
 def scenario_resume(directory):
     model = train_with_backups(directory, delete_checkpoint=False)
-    np.savez(directory / f"kept-{RANK}.npz", *total_residual(model))
+    np.savez(directory / f"residual-{RANK}.npz", *total_residual(model))
     expected = (directory / f"undisturbed-{RANK}").read_text()
     return {"equal": copies_of_this_worker(model) == expected}
 
@@ -388,12 +388,12 @@ def scenario_resume(directory):
 def scenario_resume_elsewhere(directory):
     """Resume with another number of workers, after the last epoch."""
     model = train_with_backups(directory)
-    with np.load(directory / "kept-0.npz") as file:
+    with np.load(directory / "residual-0.npz") as file:
         expected = [file[name] for name in file.files]
     residual = total_residual(model)
     return {
         "weights": digest(model.get_weights()),
-        "kept": [
+        "residual": [
             bool(np.allclose(a, b, rtol=2**-22, atol=1e-12))
             for a, b in zip(residual, expected, strict=True)
         ],

@@ -21,7 +21,7 @@ def test_by_hand():
     np.testing.assert_array_equal(total, expected)
 
 
-def decoded(matrix):
+def column_means(matrix):
     """Replace every entry by the mean of its sign in its column."""
     result = np.empty_like(matrix)
     for column in range(matrix.shape[1]):
@@ -47,7 +47,7 @@ def test_error_feedback(shape, per_column):
         (total,) = simulation.step([[g] for g in gradients])
         residual += gradients
         sent = np.stack(
-            [decoded(r.reshape(-1, columns)).reshape(shape) for r in residual]
+            [column_means(r.reshape(-1, columns)).reshape(shape) for r in residual]
         )
         residual -= sent
         np.testing.assert_allclose(total, sent.sum(axis=0), rtol=1e-5, atol=1e-6)
