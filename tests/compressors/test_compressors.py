@@ -284,7 +284,7 @@ def test_edge_inputs(compressor, part):
     "case", rows(contract.CASES, contract.ONE_EACH_THAT_MAY_MOVE), indirect=True
 )
 def test_rows_without_a_gradient_stay(compressor, case):
-    """For example rows of an embedding that no batch looked up; bit for bit."""
+    """Rows of an embedding that no batch looked up stay bit-identical."""
     shapes = contract.SHAPES_WITH_ROWS
     simulation = simulate(compressor, shapes, dtype="float32")
     num_changed = 0

@@ -43,7 +43,7 @@ def test_heap_and_threshold_match_the_oracle(values, share, shift):
     ("k", "size"), [(20_000_000, 80_000_000), (250_000_000, 1_000_000_000)]
 )
 def test_most_of_a_large_tensor_is_not_few(k, size):
-    """With a number of entries that is an int32 tensor."""
+    """The number of entries is an int32 tensor."""
     for one_of in (16, 128):
         assert not largest._are_few(tf.constant(k), size, one_of)
         assert largest._are_few(tf.constant(size // one_of), size, one_of)

@@ -128,7 +128,7 @@ DRAWN |= {"rotated_quantization", "tern_grad"}
 
 @pytest.mark.parametrize("name", rows(compressors.METHODS, []))
 def test_every_method(name):
-    """With default settings, except for phases that are longer than the test."""
+    """Settings are the defaults, except for phases that are longer than the test."""
     settings = {"lgc": {"dense_steps": 1, "learning_steps": 1, "channels": 2}}
 
     def make_optimizer():

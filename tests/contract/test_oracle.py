@@ -167,7 +167,7 @@ def test_workers_stay_bit_identical(strategies, num_workers):
     ),
 )
 def test_sent_plus_residual_equals_all_gradients(strategies, value_dtype):
-    """With plain error feedback."""
+    """Error feedback without momentum loses nothing."""
     weights = initial_weights()
     trainer = Trainer(
         strategies[2],

@@ -56,7 +56,7 @@ def test_fit_evaluate_predict_save_load(run, tmp_path, num_workers):
     "methods", [slow("power_sgd"), slow("sign_sgd,bfloat16,diana")]
 )
 def test_other_methods(run, tmp_path, methods):
-    """With different collectives: two rounds, votes, narrow sums, state."""
+    """The methods use two rounds, votes, narrow sums and state."""
     finished = run("methods", 2, tmp_path, METHODS=methods)
     assert finished.codes == [0, 0]
     first, second = finished.findings
@@ -81,7 +81,7 @@ def test_two_levels(run, tmp_path):
 
 @pytest.mark.slow
 def test_all_choose_the_same_collective(run, tmp_path):
-    """Also if one worker has no native operations, and so merges more slowly."""
+    """One worker has no native operations and merges more slowly."""
     finished = run("auto", 3, tmp_path, last={"TF_DGC_NATIVE": "0"})
     assert finished.codes == [0] * 3
     first, *others = finished.findings
@@ -114,7 +114,7 @@ def test_overlapping_steps_give_equal_bits(run, tmp_path, methods):
 @pytest.mark.slow
 @pytest.mark.parametrize("last", [{}, {"TF_DGC_NATIVE": "0"}], ids=["same", "mixed"])
 def test_steps_per_execution_with_a_schedule(run, tmp_path, last):
-    """Also if only one worker has native operations."""
+    """In the mixed case, the last worker has no native operations."""
     finished = run("steps_per_execution", 2, tmp_path, last=last)
     assert finished.codes == [0, 0]
     hashes = {h for findings in finished.findings for h in findings.values()}
@@ -122,7 +122,7 @@ def test_steps_per_execution_with_a_schedule(run, tmp_path, last):
 
 
 def test_stock_sgd_trains_and_equals_sparsity_0(run, tmp_path):
-    """Also if it accumulates gradients and overwrites weights by their averages."""
+    """One case accumulates gradients and overwrites weights by their averages."""
     finished = run("stock", 2, tmp_path)
     assert finished.codes == [0, 0]
     for findings in finished.findings:

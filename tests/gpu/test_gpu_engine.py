@@ -70,7 +70,7 @@ def test_small_sizes(both, name, size):
 @pytest.mark.parametrize("rule", RULES)
 @pytest.mark.parametrize("name", METHODS)
 def test_small_steps_and_sums(both, name, rule):
-    """With several tensors, some of them uncompressed, and 1 to 4 workers."""
+    """Tensors of 1 to 4 workers are summed; some are uncompressed."""
     cases = [
         case(name, 9_000, scale=0.3),
         uncompressed(300, 1),
@@ -139,7 +139,7 @@ def test_small_content(both, name, content):
 @pytest.mark.parametrize("rule", RULES)
 @pytest.mark.parametrize("value", [np.nan, np.inf])
 def test_small_nonfinite_gradient_is_skipped(both, rule, value):
-    """For a non-finite entry and a non-finite scale; the residual stays."""
+    """The residual stays after a non-finite entry or scale."""
     names = ["two_bit", "ef_sign_sgd", "one_bit", "qsgd", "float16"]
     cases = [case(name, 9_000) for name in names]
 

@@ -23,7 +23,7 @@ def divisor(step):
 @pytest.mark.parametrize("name", cuda_library.RULES)
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16", "float16"])
 def test_small_steps(runner, name, dtype):
-    """With divided, undivided, uncompressed and unaligned tensors."""
+    """Tensors are divided, undivided, uncompressed and unaligned."""
     cases = [
         case(SMALL, 90, dtype=dtype, divisor=ADAM),
         case(4097, 41, 3, dtype=dtype, divisor=ADAM, shift=1),

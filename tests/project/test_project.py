@@ -83,7 +83,7 @@ def anchors(page):
 
 
 def test_argument_lines_begin_with_a_noun():
-    """For example `number of the step` instead of `of the step`."""
+    """`number of the step` is allowed, `of the step` is not."""
     first = "of|for|that|as|by|with|from|which|whose|what|how|where|when|before|to|in"
     line = re.compile(rf"^ +\**\w+: (?:{first})\b.*|^ +\**\w+: \w\.$")
     lines = [

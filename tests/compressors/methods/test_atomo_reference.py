@@ -119,7 +119,7 @@ def test_components_outside_the_subspace_are_unbiased_too(shape, keys_per_tensor
 
 
 def test_variance_is_nearly_that_of_the_paper_if_the_subspace_is_small():
-    """With singular values that decay like those of gradients."""
+    """The singular values decay like those of gradients."""
     scales = 1 / np.arange(1, 41)
     matrix, _, _ = with_scales(scales, 60, 40)
     errors = np.sum((sent_in_turn(3, matrix, 300) - matrix) ** 2, axis=(1, 2))

@@ -51,7 +51,7 @@ def test_equals_sorting_all(sparsity):
 
 @pytest.mark.filterwarnings("ignore:Gradients do not exist")
 def test_in_an_optimizer_with_uncompressed_and_missing_tensors(strategies):
-    """Also with variables of several dtypes, each of which has a flat buffer."""
+    """Variables of different dtypes have separate flat buffers."""
     weights = initial_weights("float32", SHAPES)
     weights.append(np.ones((30, 10), "float16"))
     weights.append(np.ones((10, 30), "float32"))
