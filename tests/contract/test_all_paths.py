@@ -64,10 +64,15 @@ class Case(NamedTuple):
 
 FROM_DENSE = PiecewiseConstantSparsity([1, 2], [0.0, 0.9, 0.98])
 FROM_COSTLY = PiecewiseConstantSparsity([1, 2], [0.0, 0.2, 0.98])
-# Only the first worker has native operations, so all call the inner optimizer. The
-# decay is a power of two: TensorFlow may multiply it by the learning rate first.
+# A power of two: TensorFlow may multiply it by the learning rate first.
 DECAY = 2.0**-6
-MIXED = {"inner": lambda: SGD(0.125, momentum=0.9, weight_decay=DECAY)}
+
+
+def sgd_with_decay():
+    """Create the inner optimizer of "mixed" paths, where all workers call it."""
+    return SGD(0.125, momentum=0.9, weight_decay=DECAY)
+
+
 # The time of tracing grows with the number of workers; examples take little time.
 CASES = {
     "nesterov": Case(1, lambda: SGD(0.125, momentum=0.9, nesterov=True)),
@@ -147,7 +152,7 @@ CASES = {
     ),
     "mxfp4 on the wire": Case(
         3,
-        MIXED["inner"],
+        sgd_with_decay,
         value_dtype="mxfp4",
         settings={"uncompressed_dtype": "mxint8"},
         paths=("tensorflow", "mixed", "composed", "native"),
@@ -179,9 +184,9 @@ CASES = {
     ),
     "warm-up": Case(2, sparsity=FROM_DENSE, paths=("composed", "native")),
     "warm-up, coded": Case(
-        2, MIXED["inner"], FROM_COSTLY, "sign", paths=("tensorflow", "mixed")
+        2, sgd_with_decay, FROM_COSTLY, "sign", paths=("tensorflow", "mixed")
     ),
-    "mixed workers": Case(2, **MIXED, paths=("mixed", "native")),
+    "mixed workers": Case(2, inner=sgd_with_decay, paths=("mixed", "native")),
     "momentum": Case(3, paths=("composed", "native")),
     "global_clipnorm": Case(
         2,
@@ -205,7 +210,7 @@ CASES = {
     ),
     "uncompressed apart, warm-up": Case(
         3,
-        MIXED["inner"],
+        sgd_with_decay,
         FROM_DENSE,
         "sign",
         exact=True,
