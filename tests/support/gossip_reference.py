@@ -48,7 +48,7 @@ class ChangingChoco:
         self.matrices, self.gamma, self.number = matrices, step_size, 0
         workers = range(len(matrices[0]))
         self.weights = [weights.copy() for _ in workers]
-        self.replicas = [[weights.copy() for _ in workers] for _ in matrices]
+        self.copies = [[weights.copy() for _ in workers] for _ in matrices]
         self.compress = [[make_compress() for _ in workers] for _ in matrices]
 
     def round(self, moves):
@@ -56,7 +56,7 @@ class ChangingChoco:
         half = [w + m for w, m in zip(self.weights, moves, strict=True)]
         phase = self.number % len(self.matrices)
         self.number += 1
-        replicas, matrix = self.replicas[phase], self.matrices[phase]
+        replicas, matrix = self.copies[phase], self.matrices[phase]
         triples = zip(replicas, half, self.compress[phase], strict=True)
         for replica, x, compress in triples:
             replica += compress(x - replica)
@@ -82,25 +82,25 @@ class Choco:
         self.matrix, self.gamma, self.compress = matrix, step_size, compress
         workers = range(len(matrix))
         self.weights = [weights.copy() for _ in workers]
-        self.replicas = [[weights.copy() for _ in workers] for _ in workers]
+        self.copies = [[weights.copy() for _ in workers] for _ in workers]
         self.number = 0
 
     def round(self, moves, broken=None):
         """Move each worker, and send; a broken worker starts from its replica."""
         half = [w + m for w, m in zip(self.weights, moves, strict=True)]
         if broken is not None:
-            half[broken] = self.replicas[broken][broken]
+            half[broken] = self.copies[broken][broken]
         workers = range(len(half))
         sent = [
-            self.compress(half[i] - self.replicas[i][i], self.number) for i in workers
+            self.compress(half[i] - self.copies[i][i], self.number) for i in workers
         ]
         self.number += 1
         for i in workers:
             for j in workers:
                 if self.matrix[i][j] > 0 or i == j:
-                    self.replicas[i][j] = self.replicas[i][j] + sent[j]
+                    self.copies[i][j] = self.copies[i][j] + sent[j]
             mixing = np.zeros_like(half[i])
             for j in workers:
-                difference = self.replicas[i][j] - self.replicas[i][i]
+                difference = self.copies[i][j] - self.copies[i][i]
                 mixing += self.matrix[i][j] * difference
             self.weights[i] = half[i] + self.gamma * mixing
