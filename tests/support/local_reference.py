@@ -73,7 +73,7 @@ class LocalRun:
         zeros = [np.zeros_like(w) for w in weights]
         run.residual = [list(zeros) for _ in range(num_workers)]
         run.calls = 0
-        run.local_steps = 0  # of the current round
+        run.taken = 0  # of the current round
         run.rounds = 0
         return run
 
@@ -82,16 +82,16 @@ class LocalRun:
         num_workers = len(self.weights)
         period = self.period
         if callable(period):
-            period = period(self.calls - self.local_steps)
+            period = period(self.calls - self.taken)
         for worker, local in enumerate(gradients):
             if all(np.all(np.isfinite(g)) for g in local):
                 scaled = [num_workers * g for g in local]
                 before = self.weights[worker]
                 self.weights[worker] = self.inners[worker].step(before, scaled)
         self.calls += 1
-        self.local_steps += 1
-        if self.local_steps == period:
-            self.local_steps = 0
+        self.taken += 1
+        if self.taken == period:
+            self.taken = 0
             self.rounds += 1
             self._synchronize()
 
