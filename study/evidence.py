@@ -1,22 +1,21 @@
-"""Does it train as well? The runs of `study/plan.md`, and their report.
+"""Does DGC train as well as dense training? The runs of `study/plan.md` and a report.
 
     python study/evidence.py run --work ~/evidence
 
-takes up the plan where it stands, at the lowest priority, one run after another. A run
-is a process that saves what it remembers every few minutes; ended by a signal, a power
-failure or in any other way, it goes on from there with the same bits when `run` is
-called again. Finished runs are rows of JSON in `WORK/runs`.
+does the pending runs of the plan, one at a time and at the lowest priority. Each run is
+a process that saves a checkpoint every few minutes. However it ends, calling `run`
+again resumes it with the same bits. Finished runs are rows of JSON in `WORK/runs`.
 
     python study/evidence.py pause --work ~/evidence    # until `resume`
     python study/evidence.py retry KEY --work ~/evidence
     python study/evidence.py status --work ~/evidence
-    python study/evidence.py collect --work ~/evidence  # into study/runs
-    python study/evidence.py report                     # of study/runs
+    python study/evidence.py collect --work ~/evidence  # copies rows to study/runs
+    python study/evidence.py report                     # about study/runs
     python study/evidence.py coverage                   # of intervals, simulated
 
-`pause` makes a file `WORK/PAUSE`, at which a run stops between two steps. `retry` runs
-again what a process failed at, by the key that `status` prints; both rows are kept.
-`one` is a single run, as every row's `command` has it.
+`pause` creates a file `WORK/PAUSE`, which makes a run wait between two steps. `retry`
+repeats a run whose process failed, by the key that `status` prints, and keeps both
+rows. `one` does a single run; every row's `command` is such a call.
 
 Data sets are in `--data`, `$TF_DGC_DATA` or `../shared`: `tensorflow_datasets` with
 CIFAR-10, MNIST and tiny Shakespeare, and `datasets/ptb` with
@@ -38,33 +37,33 @@ STUDY = pathlib.Path(__file__).resolve().parent
 
 
 def run(arguments):
-    """Take up the plan where it stands."""
-    _take_up(arguments, plan.pending, "The plan is done.")
+    """Do the pending runs of the plan."""
+    _run_queue(arguments, plan.pending, "The plan is done.")
 
 
 def retry(arguments):
-    """Run again what a process failed at."""
+    """Repeat a run whose process failed."""
     try:
-        pending = queue.again(arguments.work, arguments.key)
+        pending = queue.retry(arguments.work, arguments.key)
     except ValueError as error:
         sys.exit(str(error))
-    _take_up(arguments, pending, "It was run again.")
+    _run_queue(arguments, pending, "It was run again.")
 
 
-def _take_up(arguments, pending, done):
+def _run_queue(arguments, pending, success_message):
     os.nice(19)
     command = [sys.executable, __file__]
-    further = [f"--data={arguments.data}"]
-    further += ["--other_commit"] * arguments.other_commit
+    options = [f"--data={arguments.data}"]
+    options += ["--other_commit"] * arguments.other_commit
     try:
-        ended = queue.Queue(arguments.work, command, further, pending).run()
+        finished = queue.Queue(arguments.work, command, options, pending).run()
     except RuntimeError as error:
         sys.exit(str(error))
-    print(done if ended else "Stopped; `run` goes on from here.")
+    print(success_message if finished else "Stopped; `run` goes on from here.")
 
 
 def pause(arguments):
-    """Let the run in progress wait, and all after it."""
+    """Pause the run in progress, and all later ones."""
     arguments.work.mkdir(parents=True, exist_ok=True)
     (arguments.work / "PAUSE").touch()
 
@@ -75,15 +74,16 @@ def resume(arguments):
 
 
 def status(arguments):
-    """Print what is done, in progress and to come."""
+    """Print which runs are done, in progress and pending."""
     finished = rows.read(arguments.work / "runs")
-    todo = plan.pending(finished)
+    pending = plan.pending(finished)
     failed = [row for row in finished if not rows.has_value(row)]
     hours = sum(row["seconds"] or 0 for row in finished) / 3600
     print(f"done: {len(finished)}, {len(failed)} of them failures; {hours:.1f} hours")
     for row in failed:
         print(f"failed: {Spec.of(row).key}, {row['started']}")
-    print(f"to come: {len(todo)}, about {plan.minutes(todo) / 60:.1f} hours")
+    hours = plan.estimated_minutes(pending) / 60
+    print(f"to come: {len(pending)}, about {hours:.1f} hours")
     for file in sorted((arguments.work / "running").glob("*.npz")):
         print(f"begun: {file.stem}")
     if (arguments.work / "PAUSE").exists():
@@ -91,49 +91,54 @@ def status(arguments):
 
 
 def collect(arguments):
-    """Copy the rows of finished runs to where they are kept, once each."""
-    kept = {(Spec.of(r).key, r["started"]) for r in rows.read(arguments.out)}
-    new = [
+    """Copy new rows of finished runs to the study's folder."""
+    stored = {(Spec.of(r).key, r["started"]) for r in rows.read(arguments.out)}
+    new_rows = [
         row
         for row in rows.read(arguments.work / "runs")
-        if (Spec.of(row).key, row["started"]) not in kept
+        if (Spec.of(row).key, row["started"]) not in stored
     ]
-    for row in new:
+    for row in new_rows:
         rows.append(arguments.out, row)
-    print(f"{len(new)} rows are new in {arguments.out}")
+    print(f"{len(new_rows)} rows are new in {arguments.out}")
 
 
 def one(arguments):
     """Train a single run."""
     os.environ.setdefault("CUDA_VISIBLE_DEVICES", "-1")
     os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
-    # TensorFlow leaves it off on some processors, where steps take longer.
+    # TensorFlow leaves oneDNN off on some processors, which makes steps slower.
     os.environ.setdefault("TF_ENABLE_ONEDNN_OPTS", "1")
     import tensorflow as tf
     from common import reporting
-    from registered.single import Run
+    from registered.run import Run
     from training.trainer import make_strategy
 
-    # An operation on one thread adds in the same order wherever it runs.
+    # On a single thread, an operation adds in the same order on every machine.
     tf.config.threading.set_intra_op_parallelism_threads(1)
     tf.config.threading.set_inter_op_parallelism_threads(2)
     spec = Spec.of({**vars(arguments), "settings": json.loads(arguments.settings)})
-    strategy = make_strategy(spec.workers)
-    asked = spec, arguments.data, arguments.work, strategy, reporting.commit()
-    single = Run(*asked, other_commit=arguments.other_commit)
-    single.finish()
-    row = single.row()
+    single_run = Run(
+        spec,
+        arguments.data,
+        arguments.work,
+        make_strategy(spec.workers),
+        reporting.commit(),
+        other_commit=arguments.other_commit,
+    )
+    single_run.finish()
+    row = single_run.row()
     print(f"{row['metric']} {row['value']}, {row['bytes_per_worker']:,} bytes")
 
 
 def print_plan(arguments):
-    """Print the tables of the plan, as study/plan.md has them."""
+    """Print the tables of study/plan.md."""
     del arguments
     print(plan_page.tables())
 
 
 def print_coverage(arguments):
-    """Print how often the interval holds the mean where seeds are added."""
+    """Print how often intervals cover the mean if seeds are added."""
     from registered import coverage
 
     del arguments
@@ -141,12 +146,12 @@ def print_coverage(arguments):
 
 
 def report(arguments):
-    """Write the page about the rows that are kept."""
+    """Write the report about the stored rows."""
     from common import resumable
-    from registered import report as pages
+    from registered.report import write
 
     timed = resumable.read_rows([arguments.timed])
-    pages.write(rows.read(arguments.runs), arguments.out, timed)
+    write(rows.read(arguments.runs), arguments.out, timed)
 
 
 def _parser():
@@ -157,7 +162,7 @@ def _parser():
     for call in (run, retry, pause, resume, status, collect):
         _add(commands, call, "work")
     for name in ("run", "retry"):
-        _add_of_runs(commands.choices[name])
+        _add_run_arguments(commands.choices[name])
     commands.choices["retry"].add_argument("key", help="of a run that failed")
     commands.choices["collect"].add_argument(
         "--out", type=pathlib.Path, default=STUDY / "runs"
@@ -188,17 +193,17 @@ def _add_one(commands):
     command.add_argument(
         "--settings", default="{}", help="JSON; see registered/specs.py"
     )
-    _add_of_runs(command)
-    again = pathlib.Path(tempfile.gettempdir(), "tf_dgc_evidence")
-    command.add_argument("--work", type=pathlib.Path, default=again)
+    _add_run_arguments(command)
+    work = pathlib.Path(tempfile.gettempdir(), "tf_dgc_evidence")
+    command.add_argument("--work", type=pathlib.Path, default=work)
 
 
-def _add_of_runs(command):
+def _add_run_arguments(command):
     command.add_argument("--data", default=_data())
     command.add_argument(
         "--other_commit",
         action="store_true",
-        help="go on with runs that were begun at another commit; their rows say so",
+        help="resume runs that were begun at another commit; their rows have both",
     )
 
 
@@ -215,5 +220,5 @@ def _data():
 
 
 if __name__ == "__main__":
-    given = _parser().parse_args()
-    given.call(given)
+    arguments = _parser().parse_args()
+    arguments.call(arguments)

@@ -1,7 +1,8 @@
-"""Differences of runs that are paired by seed, with their intervals."""
+"""Differences of runs that are paired by seed, and their confidence intervals."""
 
 import dataclasses
 import math
+import operator
 
 import numpy as np
 from scipy import stats
@@ -11,13 +12,13 @@ from registered.rows import has_value
 
 @dataclasses.dataclass(frozen=True)
 class Difference:
-    """A method less another, by seed.
+    """Differences of two methods by seed.
 
     Attributes:
-        seeds: seeds of which both have ended with a value.
-        values: value of the one less that of the other, in order of the seeds.
-        failed: seeds of which a run of either has ended without a value, and none with
-            one. The mean and the interval know nothing of them.
+        seeds: seeds for which both methods have a value.
+        values: the method's value minus the other's, in order of the seeds.
+        failed: seeds for which either method has runs, but none with a value. The mean
+            and the interval leave them out.
     """
 
     seeds: tuple[int, ...]
@@ -31,7 +32,7 @@ class Difference:
 
     @property
     def half_width(self):
-        """Half of the 95 % interval of the mean by Student; infinite under 2 pairs."""
+        """Half of the mean's 95 % interval (Student); infinite below 2 pairs."""
         n = len(self.values)
         if n < 2:
             return math.inf
@@ -40,26 +41,26 @@ class Difference:
 
     @property
     def separates(self):
-        """Whether the interval leaves out 0."""
+        """Whether the interval excludes 0."""
         return abs(self.mean) > self.half_width
 
     def as_columns(self, mean="difference", half_width="half_width"):
-        """Return what is known, for a table: the mean and half of its interval.
+        """Return the finite ones of mean and half width, as cells of a table.
 
-        Nothing if a run failed: a mean of those that did not would praise.
+        Returns nothing if a run failed: the mean of the others would be too good.
 
         Args:
-            mean: name of the one.
-            half_width: name of the other.
+            mean: column of the mean.
+            half_width: column of the half width.
         """
         if self.failed:
             return {}
-        known = {mean: self.mean, half_width: self.half_width}
-        return {name: value for name, value in known.items() if math.isfinite(value)}
+        cells = {mean: self.mean, half_width: self.half_width}
+        return {name: value for name, value in cells.items() if math.isfinite(value)}
 
 
 def mean_and_spread(runs):
-    """Return the mean value of runs and its standard deviation, for a table.
+    """Return the mean value of runs and its standard deviation, as cells of a table.
 
     Args:
         runs: rows of one method.
@@ -70,25 +71,29 @@ def mean_and_spread(runs):
 
 
 def paired(rows, method, other="dense", label=lambda row: row["method"], scale=None):
-    """Return how far a method is from another.
+    """Return the `Difference` of a method to another.
 
     Args:
         rows: rows of one task, model and number of workers.
-        method: label of the one.
-        other: label of the other.
+        method: label of the method.
+        other: label of the method that it is compared with.
         label: function from a row to its label.
-        scale: function from both values to what counts as the difference; without,
-            they are subtracted.
+        scale: function from both values to their difference; by default they are
+            subtracted.
     """
-    found, failed = {}, set()
-    for wanted in (method, other):
-        own = [row for row in rows if label(row) == wanted]
-        found[wanted] = {r["seed"]: r["value"] for r in own if has_value(r)}
-        failed |= {row["seed"] for row in own} - found[wanted].keys()
-    seeds = sorted(found[method].keys() & found[other].keys())
-    scale = scale or (lambda mine, theirs: mine - theirs)
+    values, failed = _values_by_seed(rows, method, label)
+    other_values, other_failed = _values_by_seed(rows, other, label)
+    seeds = sorted(values.keys() & other_values.keys())
+    scale = scale or operator.sub
     return Difference(
         tuple(seeds),
-        tuple(scale(found[method][seed], found[other][seed]) for seed in seeds),
-        tuple(sorted(failed)),
+        tuple(scale(values[seed], other_values[seed]) for seed in seeds),
+        tuple(sorted(failed | other_failed)),
     )
+
+
+def _values_by_seed(rows, method, label):
+    """Return a method's values by seed, and the seeds without a value."""
+    rows = [row for row in rows if label(row) == method]
+    values = {row["seed"]: row["value"] for row in rows if has_value(row)}
+    return values, {row["seed"] for row in rows} - values.keys()

@@ -1,4 +1,4 @@
-"""The plan's tables, as study/plan.md has them."""
+"""The tables of study/plan.md, generated from the plan."""
 
 import dataclasses
 import pathlib
@@ -11,17 +11,17 @@ PAGE = pathlib.Path(__file__).parents[1] / "plan.md"
 
 
 def changes():
-    """Return what has changed since the first counted run, dated, as Markdown."""
+    """Return the dated changes since the first counted run, as Markdown."""
     return PAGE.read_text(encoding="utf-8").partition("## Changes\n")[2].strip()
 
 
 def tables():
-    """Return the recipes and the runs in their order, as Markdown."""
+    """Return the tables of recipes and of runs, as Markdown."""
     return f"### Recipes\n\n{_recipes()}\n\n### Order\n\n{_order()}"
 
 
 def markdown(headings, lines):
-    """Return a table; cells are written as they are."""
+    """Return a Markdown table; cells are not escaped."""
     rows = [headings, ["---"] * len(headings), *lines]
     return "\n".join("| " + " | ".join(map(str, row)) + " |" for row in rows)
 

@@ -1,4 +1,4 @@
-"""Takes up the plan where it stands: a process for each run, one after another."""
+"""Runs what is pending of the plan, one process per run, one at a time."""
 
 import contextlib
 import dataclasses
@@ -14,37 +14,39 @@ from common import reporting
 from registered import plan, rows
 from registered.specs import INTERRUPTED, Spec
 
-ATTEMPTS = 3  # of a run that ends by itself, without a row
-_HOW = "%s ended by itself %d times, %s. Nothing further is run:\n%s"
+ATTEMPTS = 3  # of a run that keeps ending without a row
+_ERROR = "%s ended by itself %d times, %s. Nothing further is run:\n%s"
 
 
 class Queue:
-    """What is pending, run by run.
+    """Runs pending specs, each in a process.
 
     Args:
-        work: folder of all runs; see `single.Run`.
-        command: what starts a run, before its arguments.
-        folders: further arguments.
-        pending: function from rows to what is still to be run.
+        work: folder of all runs; see `run.Run`.
+        command: command that starts a run, without its arguments.
+        options: further arguments of each run.
+        pending: function from rows to the specs that remain.
         pause: seconds before a run is tried again.
     """
 
-    def __init__(self, work, command, folders=(), pending=plan.pending, pause=10.0):
+    def __init__(self, work, command, options=(), pending=plan.pending, pause=10.0):
         self._work = pathlib.Path(work)
-        self._command, self._folders = command, folders
+        self._command, self._options = command, options
         self._pending, self._pause = pending, pause
-        self._child = self._lock = self._last_failure = None
+        self._child = None
+        self._lock = None
+        self._last_failure = None
         self._stopped = False
 
     def run(self):
-        """Run until nothing is pending; return whether it came to that.
+        """Run until nothing is pending; return False if a signal came before.
 
-        A signal ends the run in progress, after it has saved what it remembers.
+        A signal ends the run in progress after it has saved a checkpoint.
 
         Raises:
-            RuntimeError: if another process works in the same folder; and where what
-                fails is not a run, but what all of them need: if one ends without
-                having saved a step, or two after each other end alike.
+            RuntimeError: if another process works in the same folder; or if the cause
+                of a failure is likely to affect all runs: a run ends before it has
+                saved a step, or two runs in a row end with the same error.
         """
         self._work.mkdir(parents=True, exist_ok=True)
         with open(self._work / "lock", "w") as lock, self._signals():
@@ -53,8 +55,8 @@ class Queue:
             except OSError as error:
                 raise RuntimeError(f"Somebody else runs in {self._work}.") from error
             self._lock = lock.fileno()
-            while todo := self._pending(self._rows()):
-                self._attempt(todo[0])
+            while pending := self._pending(self._rows()):
+                self._run_one(pending[0])
                 if self._stopped:
                     return False
         return True
@@ -62,51 +64,51 @@ class Queue:
     def _rows(self):
         return rows.read(self._work / "runs")
 
-    def _attempt(self, spec):
-        known, attempt = self._count(spec), 0
+    def _run_one(self, spec):
+        num_rows, attempt = self._num_rows(spec), 0
         while attempt < ATTEMPTS:
-            saved = self._saved_at(spec)
+            saved_at = self._saved_at(spec)
             status, message = self._start(spec)
             if self._stopped:
                 return
-            if self._count(spec) > known:
+            if self._num_rows(spec) > num_rows:
                 self._last_failure = None
                 return
             attempt += status != INTERRUPTED
             print(f"{spec.key} ended with {status}, attempt {attempt}", flush=True)
             time.sleep(self._pause)
         error = f"status {status}: {message}"
-        if self._saved_at(spec) == saved:
-            how = "the last time before it had saved a step"
-            raise RuntimeError(_HOW % (spec.key, ATTEMPTS, how, error))
+        if self._saved_at(spec) == saved_at:
+            when = "the last time before it had saved a step"
+            raise RuntimeError(_ERROR % (spec.key, ATTEMPTS, when, error))
         failure = status, _last_line(message)
         if failure == self._last_failure:
             how = "as the run before it"
-            raise RuntimeError(_HOW % (spec.key, ATTEMPTS, how, error))
+            raise RuntimeError(_ERROR % (spec.key, ATTEMPTS, how, error))
         self._last_failure = failure
-        rows.append(self._work / "runs", _failure(spec, error))
+        rows.append(self._work / "runs", _failure_row(spec, error))
 
-    def _count(self, spec):
+    def _num_rows(self, spec):
         return sum(Spec.of(row) == spec for row in self._rows())
 
     def _saved_at(self, spec):
-        file = spec.saved_in(self._work)
-        return file.stat().st_mtime_ns if file.exists() else None
+        checkpoint = spec.checkpoint(self._work)
+        return checkpoint.stat().st_mtime_ns if checkpoint.exists() else None
 
     def _start(self, spec):
         print(f"{rows.now()} {spec.command}", flush=True)
         log = self._work / "last_error"
-        folders = [f"--work={self._work}", *self._folders]
+        options = [f"--work={self._work}", *self._options]
         with open(log, "w") as errors:
-            command = [*self._command, *spec.arguments(), *folders]
-            # With the lock: nobody else begins while a run is left behind.
+            command = [*self._command, *spec.arguments(), *options]
+            # The child inherits the lock, so no other queue starts while it lives.
             self._child = subprocess.Popen(
                 command,
                 stderr=errors,
                 start_new_session=True,
                 pass_fds=[self._lock],
             )
-            give_way(self._child.pid)
+            lower_priority(self._child.pid)
             if self._stopped:
                 self._child.terminate()
             status = self._child.wait()
@@ -114,13 +116,13 @@ class Queue:
 
     @contextlib.contextmanager
     def _signals(self):
-        # A run is in a session of its own, and hears of nothing by itself.
+        # A run has its own session, and so does not get the signals of this one.
         numbers = signal.SIGTERM, signal.SIGINT, signal.SIGHUP
-        before = [signal.signal(number, self._stop) for number in numbers]
+        handlers = [signal.signal(number, self._stop) for number in numbers]
         try:
             yield
         finally:
-            for number, handler in zip(numbers, before, strict=True):
+            for number, handler in zip(numbers, handlers, strict=True):
                 signal.signal(number, handler)
 
     def _stop(self, number, frame):
@@ -130,49 +132,51 @@ class Queue:
             self._child.terminate()
 
 
-def give_way(pid):
-    """Let other sessions go before that of a process.
+def lower_priority(pid):
+    """Lower the priority of a process's session.
 
-    Where Linux divides processors by sessions, `nice` counts only within one.
+    `nice` alone is not enough: with autogroups, Linux applies it only within a session.
     """
     with contextlib.suppress(OSError):
         pathlib.Path(f"/proc/{pid}/autogroup").write_text("19")
 
 
-def again(work, key):
-    """Return what is pending where a run is to be tried again, as for `Queue`.
+def retry(work, key):
+    """Return a `pending` function for a `Queue` that repeats one failed run.
 
     Args:
         work: folder of all runs.
-        key: key of a run of which a process failed; see `specs.Spec`.
+        key: key of a run whose process failed; see `specs.Spec`.
 
     Raises:
-        ValueError: if no run of this key ended so, or one came to its end.
+        ValueError: if no run of this key failed, or one has finished since.
     """
-    found = [r for r in rows.read(pathlib.Path(work) / "runs") if Spec.of(r).key == key]
-    # What came to its end comes to the same end again.
-    if not found or any(row["bytes_per_worker"] is not None for row in found):
+    failed = [
+        row for row in rows.read(pathlib.Path(work) / "runs") if Spec.of(row).key == key
+    ]
+    # A finished run would give the same result again.
+    if not failed or any(row["bytes_per_worker"] is not None for row in failed):
         raise ValueError(
             "`key` must be that of a run of which a process failed, and that has not "
             f"come to its end since. Received: key={key!r}, of which there are "
-            f"{len(found)} rows"
+            f"{len(failed)} rows"
         )
-    spec = Spec.of(found[0])
+    spec = Spec.of(failed[0])
 
-    def pending(finished):
-        tried = sum(Spec.of(row) == spec for row in finished) > len(found)
-        return [] if tried else [spec]
+    def pending(finished_rows):
+        repeated = sum(Spec.of(row) == spec for row in finished_rows) > len(failed)
+        return [] if repeated else [spec]
 
     return pending
 
 
 def _last_line(message):
-    """Return what failures that are alike share: the last line, without numbers."""
+    """Return the last line without numbers, to compare failures."""
     return re.sub(r"\d+", "", message.strip().rpartition("\n")[2])
 
 
-def _failure(spec, message):
-    """Return the row of a run that did not come to its end."""
+def _failure_row(spec, message):
+    """Return the row of a run that did not finish."""
     return {
         **dataclasses.asdict(spec),
         **{"metric": None, "value": None, "curve": []},

@@ -1,4 +1,4 @@
-"""The tasks by name, and the optimizer of a method."""
+"""Creates the task and the optimizer of a spec."""
 
 import dataclasses
 
@@ -15,10 +15,10 @@ TASKS = {task.name: task for task in (Cifar10, Penn, Mnist, Shakespeare)}
 
 
 def make_task(spec, data):
-    """Return the task of a `specs.Spec`.
+    """Return the task of a run.
 
     Args:
-        spec: what is asked for.
+        spec: `specs.Spec` of the run.
         data: folder of the data sets.
     """
     settings = spec.settings
@@ -30,21 +30,22 @@ def make_task(spec, data):
 
 
 def make_optimizer(spec, task):
-    """Return the optimizer; call it in the scope of the strategy.
+    """Return the optimizer of a run; call this in the scope of the strategy.
 
-    `dense` is Keras's own. `dgc` takes beside its arguments `warmup_epochs`, 0 for
-    none; without, the recipe's; `dgc_for_steps` takes its sparsity from the steps.
+    `dense` is Keras's own optimizer. `dgc` takes `warmup_epochs` in addition to its
+    arguments (0 for no warm-up; by default the recipe's). `dgc_for_steps` derives the
+    sparsity from the number of steps.
     """
     sgd = task.recipe.sgd(spec.steps)
-    options = _with_corrections(spec.settings.get("method", {}))
+    options = _optimizer_arguments(spec.settings.get("method", {}))
     if spec.method == "dense":
         return sgd
     if spec.method == plan.FOR_STEPS:
         return tf_dgc.dgc_for_steps(sgd, spec.steps, **options)
     if spec.method != "dgc":
         compressor = compressors.METHODS[spec.method](**options)
-        around = _with_corrections(spec.settings.get("optimizer", {}))
-        return tf_dgc.CompressedOptimizer(sgd, compressor, **around)
+        arguments = _optimizer_arguments(spec.settings.get("optimizer", {}))
+        return tf_dgc.CompressedOptimizer(sgd, compressor, **arguments)
     sparsity = options.pop("sparsity", 0.999)
     epochs = options.pop("warmup_epochs", task.recipe.warmup_epochs)
     steps = round(epochs * task.steps_per_epoch(spec.workers))
@@ -53,7 +54,7 @@ def make_optimizer(spec, task):
     return tf_dgc.DGCOptimizer(sgd, sparsity, **options)
 
 
-# Names in rows, and the fields of `Corrections` that they set.
+# Fields of `Corrections` by their names in rows.
 _CORRECTIONS = {
     "momentum_correction": "momentum",
     "factor_masking": "factor_masking",
@@ -62,8 +63,8 @@ _CORRECTIONS = {
 }
 
 
-def _with_corrections(settings):
-    """Return an optimizer's arguments for settings as rows have them."""
+def _optimizer_arguments(settings):
+    """Convert a row's settings to an optimizer's arguments."""
     options = dict(settings)
     fields = {
         field: options.pop(name)
@@ -76,6 +77,6 @@ def _with_corrections(settings):
 
 
 def shapes(spec):
-    """Return the shapes of the variables that are trained; reads no data."""
+    """Return the shapes of the trainable variables, without reading data."""
     keras.utils.set_random_seed(0)
     return [tuple(v.shape) for v in make_task(spec, None).model().trainable_variables]

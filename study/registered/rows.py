@@ -1,4 +1,4 @@
-"""Rows of finished runs, as lines of JSON."""
+"""Reads and writes rows of finished runs, one JSON object per line."""
 
 import datetime
 import json
@@ -8,7 +8,7 @@ import pathlib
 
 
 def read(folder):
-    """Return the rows of all files `*.jsonl` of a folder, in order of their files."""
+    """Return the rows of all `*.jsonl` files of a folder, sorted by file name."""
     return [
         json.loads(line)
         for path in sorted(pathlib.Path(folder).glob("*.jsonl"))
@@ -17,7 +17,7 @@ def read(folder):
 
 
 def append(folder, row):
-    """Add a row to the file of its task, so that it is there whole or not at all."""
+    """Append a row to its task's file, atomically."""
     folder = pathlib.Path(folder)
     folder.mkdir(parents=True, exist_ok=True)
     path = folder / f"{row['task']}.jsonl"
@@ -26,17 +26,17 @@ def append(folder, row):
 
 
 def has_value(row):
-    """Return whether a run ended with a figure, and this is finite."""
+    """Return whether a run ended with a finite value."""
     return row["value"] is not None and math.isfinite(row["value"])
 
 
 def now():
-    """Return the time as rows state it."""
+    """Return the current time in the format of rows."""
     return datetime.datetime.now(datetime.timezone.utc).isoformat(" ", "seconds")
 
 
 def replace(path, content):
-    """Write a file whose old content is there until the new one is on the disk."""
+    """Replace a file's content atomically; the old content survives a crash."""
     new = path.with_name(path.name + ".new")
     with open(new, "wb") as file:
         file.write(content)

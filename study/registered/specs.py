@@ -1,4 +1,4 @@
-"""What a run is asked for, and how it is asked for again."""
+"""Specs of runs, their keys and commands."""
 
 import dataclasses
 import hashlib
@@ -11,13 +11,14 @@ KEYS = [
     *("task", "method", "settings", "workers", "seed", "steps", "metric", "value"),
     *("curve", "bytes_per_worker", "seconds", "commit", "command", "started"),
 ]
-"""Keys of a row. It has `processor` and `onednn`, whether TensorFlow used oneDNN, too
-where a process ran to its end, but for the first days; `error` if there is no value;
-and `resumed_at` if the run went on at other commits than `commit`, where it was begun:
-these, in their order.
+"""Keys that every row has.
+
+Rows of finished runs also have `processor` and `onednn` (whether TensorFlow used
+oneDNN), except the first ones. Rows without a value have `error`. Rows of runs that
+resumed at other commits than `commit` have them in order as `resumed_at`.
 """
 
-INTERRUPTED = 75  # the exit status of a run that is to be gone on with
+INTERRUPTED = 75  # exit status of a run that can be resumed
 
 
 @dataclasses.dataclass(frozen=True)
@@ -27,12 +28,12 @@ class Spec:
     Attributes:
         task: name of the task.
         method: `dense` (float32), `dgc`, or the name of another method.
-        settings: what differs from the plan's usual: `model`, arguments of the task;
+        settings: deviations from the defaults: `model`, arguments of the task;
             `recipe`, fields of its recipe; `method`, arguments of the method;
-            `optimizer`, those of `CompressedOptimizer` around it; `tuning`, true for
-            runs that do not see the test set.
+            `optimizer`, further arguments of `CompressedOptimizer`; `tuning`, true for
+            runs that do not use the test set.
         workers: number of workers.
-        seed: seed; runs of one seed are a pair.
+        seed: seed; runs with the same seed form a pair.
         steps: number of steps.
     """
 
@@ -45,27 +46,27 @@ class Spec:
 
     @classmethod
     def of(cls, row):
-        """Return what a row, or other dictionary, was asked for."""
+        """Return the spec of a row, or of another dictionary with the same keys."""
         return cls(**{f.name: row[f.name] for f in dataclasses.fields(cls)})
 
     @property
     def key(self):
-        """Name of the run, for files: the same for the same run, and for no other."""
+        """Unique name of the run, also a file name."""
         text = json.dumps(dataclasses.asdict(self), sort_keys=True)
         digest = hashlib.sha256(text.encode()).hexdigest()[:8]
         return f"{self.task}-{self.method}-{self.workers}-{self.seed}-{digest}"
 
-    def saved_in(self, work):
-        """Return the file in which a run remembers what it needs to go on.
+    def checkpoint(self, work):
+        """Return the path of the run's checkpoint.
 
         Args:
-            work: folder of all runs; see `single.Run`.
+            work: folder of all runs; see `run.Run`.
         """
         return pathlib.Path(work) / "running" / f"{self.key}.npz"
 
     @property
     def command(self):
-        """Command that runs it again, from the project's root."""
+        """Command that repeats the run, from the project's root."""
         return shlex.join(["python", "study/evidence.py", *self.arguments()])
 
     def arguments(self):
@@ -77,7 +78,8 @@ class Spec:
             "seed": self.seed,
             "steps": self.steps,
         }
-        given = [f"--{name}={value}" for name, value in flags.items()]
+        arguments = [f"--{name}={value}" for name, value in flags.items()]
         if self.settings:
-            given.append(f"--settings={json.dumps(self.settings, sort_keys=True)}")
-        return ["one", *given]
+            settings = json.dumps(self.settings, sort_keys=True)
+            arguments.append(f"--settings={settings}")
+        return ["one", *arguments]

@@ -1,4 +1,4 @@
-"""The tables of the report: methods beside dense, in pairs, and beside the papers."""
+"""The tables of the report: methods against dense, in pairs, and against the papers."""
 
 import itertools
 import math
@@ -7,115 +7,133 @@ from registered import papers, plan
 from registered.plan_page import markdown as table
 
 
-def title(found):
-    """Return what a comparison is of: task, model, workers."""
+def title(comparison):
+    """Return the title of a comparison: task, model, workers."""
     model = (
-        " with {blocks} blocks, stride {stride}".format(**found.model)
-        if found.model
+        " with {blocks} blocks, stride {stride}".format(**comparison.model)
+        if comparison.model
         else ""
     )
-    return f"{found.task}{model}, {found.workers} workers"
+    return f"{comparison.task}{model}, {comparison.workers} workers"
 
 
 def answers(comparisons):
-    """Return a line for each task: dense and `dgc`, and what the margin says."""
+    """Return a line per task: dense and `dgc`, and the verdict."""
     lines = []
-    for found in comparisons:
-        difference = found.difference("dgc")
+    for comparison in comparisons:
+        difference = comparison.difference("dgc")
         if not difference.seeds and not difference.failed:
             continue
-        handed = _ratio(*(found.sent(each) for each in plan.PAIR))
-        said = *_dense_and_dgc(found), found.verdict("dgc"), handed
-        lines.append([title(found), _metric(found), *said])
+        dense_bytes, dgc_bytes = (comparison.bytes_sent(each) for each in plan.PAIR)
+        lines.append(
+            [
+                title(comparison),
+                _metric(comparison),
+                *_dense_and_dgc(comparison),
+                comparison.verdict("dgc"),
+                _ratio(dense_bytes, dgc_bytes),
+            ]
+        )
     headings = ["", "", "dense", "dgc", "pairs", "difference", "in", "margin"]
     return table([*headings, "ratio of bytes handed"], lines)
 
 
-def methods(found):
-    """Return a line for each method of a comparison."""
+def methods(comparison):
+    """Return a line per method of a comparison."""
     lines = [
-        [_named(found, label), *_accuracy(found, label), *_bytes(found, label)]
-        for label in found.labels
+        [
+            _label_with_note(comparison, label),
+            *_accuracy(comparison, label),
+            *_bytes(comparison, label),
+        ]
+        for label in comparison.labels
     ]
-    headings = ["method", "runs", "failed", _metric(found)]
-    headings += ["pairs", "dense of these", f"to dense, {found.unit.of_difference}"]
+    headings = ["method", "runs", "failed", _metric(comparison)]
+    headings += ["pairs", "dense of these"]
+    headings += [f"to dense, {comparison.unit.of_difference}"]
     headings += ["margin", "MB handed to collectives", "ratio of these"]
     headings += ["at the end", "ratio on a ring", "at its end"]
     return table(headings, lines)
 
 
-def pairs(found):
-    """Return methods beside others than dense, or nothing.
+def pairs(comparison):
+    """Return the table of paired differences to methods other than dense, or "".
 
-    What each addition of DGC brings after the one before, `dgc` beside dense training
-    that is clipped as it is, and other methods beside `dgc`.
+    Compares each addition of DGC with the stage before it, `dgc` with dense training
+    that is clipped alike, and other methods with `dgc`.
     """
-    ablation = [label for label in plan.ABLATION if found.of(label)]
-    asked = [(label, before) for before, label in itertools.pairwise(ablation)]
-    asked += [(label, plan.TIGHTER) for label in ("dgc", *plan.FOR_LENGTHS)]
-    asked += [(label, "dgc") for label in (*plan.FOR_LENGTHS, *plan.OTHERS)]
+    ablation = [label for label in plan.ABLATION if comparison.rows_of(label)]
+    compared = [(label, before) for before, label in itertools.pairwise(ablation)]
+    compared += [(label, plan.TIGHTER) for label in ("dgc", *plan.FOR_LENGTHS)]
+    compared += [(label, "dgc") for label in (*plan.FOR_LENGTHS, *plan.OTHER_METHODS)]
     lines = []
-    for label, other in asked:
-        step = found.difference(label, other)
-        if not step.seeds and not step.failed:
+    for label, other in compared:
+        difference = comparison.difference(label, other)
+        if not difference.seeds and not difference.failed:
             continue
-        verdict = "yes" if step.separates else "no"
-        if len(step.seeds) < 2:
+        verdict = "yes" if difference.separates else "no"
+        if len(difference.seeds) < 2:
             verdict = "no interval yet"
-        if step.failed:
-            verdict = f"failed in {len(step.failed)}"
-        lines.append([label, other, len(step.seeds), _interval(found, step), verdict])
-    difference = f"difference, {found.unit.of_difference}"
-    headings = ["method", "beside", "pairs", difference, "separate"]
+        if difference.failed:
+            verdict = f"failed in {len(difference.failed)}"
+        interval = _interval(comparison, difference)
+        lines.append([label, other, len(difference.seeds), interval, verdict])
+    heading = f"difference, {comparison.unit.of_difference}"
+    headings = ["method", "beside", "pairs", heading, "separate"]
     return table(headings, lines) if lines else ""
 
 
-def beside_papers(comparisons):
-    """Return the papers' figures beside ours, or nothing."""
+def against_papers(comparisons):
+    """Return the table of the papers' figures next to ours, or ""."""
     lines = []
-    for found in comparisons:
-        if found.task == "cifar10" and found.workers in papers.CIFAR10:
-            theirs = papers.CIFAR10[found.workers], "ResNet-110, 164 epochs, one seed"
-        elif found.task == "ptb" and found.workers == 4:
-            theirs = papers.PTB[:2], "2 x 1500 LSTM, one seed"
+    for comparison in comparisons:
+        if comparison.task == "cifar10" and comparison.workers in papers.CIFAR10:
+            dense, dgc = papers.CIFAR10[comparison.workers]
+            model = "ResNet-110, 164 epochs, one seed"
+        elif comparison.task == "ptb" and comparison.workers == 4:
+            dense, dgc = papers.PTB[:2]
+            model = "2 x 1500 LSTM, one seed"
         else:
             continue
-        (dense, dgc), model = theirs
-        ours = *_dense_and_dgc(found), f"{papers.ratio(_shapes(found)):,.0f}"
-        lines.append([title(found), dense, dgc, model, *ours])
+        ratio = f"{papers.ratio(_shapes(comparison)):,.0f}"
+        paper_cells = [title(comparison), dense, dgc, model]
+        lines.append([*paper_cells, *_dense_and_dgc(comparison), ratio])
     headings = ["", "dense there", "DGC there", "what", "dense here", "DGC here"]
     headings += ["pairs", "difference here", "in", "ratio as they count"]
     return table(headings, lines) if lines else ""
 
 
-def _dense_and_dgc(found):
+def _dense_and_dgc(comparison):
     """Return both means of the pairs, their number, the difference and its unit."""
-    difference = found.difference("dgc")
-    means = [_mean(found, each, difference.seeds) for each in plan.PAIR]
-    counted = len(difference.seeds), _interval(found, difference)
-    return [*means, *counted, found.unit.of_difference]
+    difference = comparison.difference("dgc")
+    return [
+        *(_mean(comparison, each, difference.seeds) for each in plan.PAIR),
+        len(difference.seeds),
+        _interval(comparison, difference),
+        comparison.unit.of_difference,
+    ]
 
 
-def _metric(found):
-    return f"{found.metric} {found.unit.of_value}".strip()
+def _metric(comparison):
+    return f"{comparison.metric} {comparison.unit.of_value}".strip()
 
 
-def _shapes(found):
+def _shapes(comparison):
     from registered import registry
     from registered.specs import Spec
 
-    return registry.shapes(Spec.of(found.rows[0]))
+    return registry.shapes(Spec.of(comparison.rows[0]))
 
 
-def _named(found, label):
-    """Return a label, and what had been seen when it was added to the plan."""
-    seen = plan.SEEN.get(label, {}).get(found.task, ())
+def _label_with_note(comparison, label):
+    """Return a label, and which seeds had been seen when it was added to the plan."""
+    seen = plan.SEEDS_SEEN.get(label, {}).get(comparison.task, ())
     if not seen:
         return label
     text = f"{label} (as it is since {_seeds(seen)} had been seen"
-    led = plan.LED_TO.get(label, {}).get(found.task, ())
-    if led:
-        text += f"; not of the pairs: {_seeds(led)}, which led to it"
+    excluded = plan.EXCLUDED_SEEDS.get(label, {}).get(comparison.task, ())
+    if excluded:
+        text += f"; not of the pairs: {_seeds(excluded)}, which led to it"
     return text + ")"
 
 
@@ -127,50 +145,51 @@ def _seeds(seeds):
     return ("seeds " if len(seeds) > 1 else "seed ") + " and ".join(map(str, seeds))
 
 
-def _accuracy(found, label):
-    """Return runs, failures, the mean; and of the pairs dense's, and the difference.
+def _accuracy(comparison, label):
+    """Return the cells from the number of runs to the verdict.
 
-    Both means are over the pairs, where there are any, as the difference is.
+    If there are pairs, both means are over the pairs, like the difference.
     """
-    difference = found.difference(label)
-    counts = len(found.of(label)), len(difference.failed)
+    difference = comparison.difference(label)
+    counts = [len(comparison.rows_of(label)), len(difference.failed)]
     if label == "dense":
-        return [*counts, _mean(found, label), "", "", "", ""]
+        return [*counts, _mean(comparison, label), "", "", "", ""]
     seeds = difference.seeds
     return [
         *counts,
-        _mean(found, label, seeds or None),
+        _mean(comparison, label, seeds or None),
         len(seeds),
-        _mean(found, "dense", seeds),
-        _interval(found, difference),
-        found.verdict(label),
+        _mean(comparison, "dense", seeds),
+        _interval(comparison, difference),
+        comparison.verdict(label),
     ]
 
 
-def _bytes(found, label):
-    sent = found.sent(label)
-    both = "dense", label
-    whole = [found.sent(each) for each in both]
-    late = [found.sent_at_end(each) for each in both]
-    handed = list(zip(both, whole, late, strict=True))
+def _bytes(comparison, label):
+    """Return the cells of bytes and of ratios of dense to the method."""
+    dense_total, total = (comparison.bytes_sent(each) for each in ("dense", label))
+    dense_step, step = (
+        comparison.bytes_per_step_at_end(each) for each in ("dense", label)
+    )
+    ring_bytes = comparison.ring_bytes
     return [
-        f"{sent / 1e6:,.2f}" if sent else "",
-        _ratio(*whole),
-        _ratio(*late),
-        _ratio(*(found.on_a_ring(each, all_steps) for each, all_steps, _ in handed)),
-        _ratio(*(found.on_a_ring(each, one, 1) for each, _, one in handed)),
+        f"{total / 1e6:,.2f}" if total else "",
+        _ratio(dense_total, total),
+        _ratio(dense_step, step),
+        _ratio(ring_bytes("dense", dense_total), ring_bytes(label, total)),
+        _ratio(ring_bytes("dense", dense_step, 1), ring_bytes(label, step, 1)),
     ]
 
 
-def _mean(found, label, seeds=None):
-    value = found.mean(label, seeds)
-    return "" if value is None else f"{value:.{found.unit.digits}f}"
+def _mean(comparison, label, seeds=None):
+    value = comparison.mean(label, seeds)
+    return "" if value is None else f"{value:.{comparison.unit.digits}f}"
 
 
-def _interval(found, difference):
+def _interval(comparison, difference):
     if not difference.seeds:
         return ""
-    digits = found.unit.digits
+    digits = comparison.unit.digits
     mean = f"{difference.mean:+.{digits}f}"
     if math.isinf(difference.half_width):
         return mean

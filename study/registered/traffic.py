@@ -1,4 +1,4 @@
-"""What of the bytes that a run handed to collectives a link of a ring carries."""
+"""Converts the bytes that a run passed to collectives to bytes on a link of a ring."""
 
 import collections
 import dataclasses
@@ -19,45 +19,51 @@ from tf_dgc.steps import top_k_step
 from tf_dgc.steps.base import split_uncompressed
 
 EXAMPLES = {"cifar10": 50_000, "ptb": 46_479, "mnist": 60_000, "shakespeare": 31_370}
-"""Examples of a pass, from which the length of a warm-up follows without the data."""
+"""Examples per epoch, to compute the length of a warm-up without the data."""
 
 
-def on_a_ring(spec, handed, steps):
-    """Return the bytes that a worker sends to the next one, on a ring of N.
+def ring_bytes(spec, num_bytes, steps):
+    """Return the bytes that a worker sends to the next one on a ring of N workers.
 
-    Of P bytes that are summed these are 2 (N - 1)/N P; of P that are gathered,
+    All-reducing P bytes sends 2 (N - 1)/N P bytes; all-gathering P bytes sends
     (N - 1) P.
 
     Args:
-        spec: what the run was asked for.
-        handed: bytes that a worker handed to the collectives.
-        steps: number of steps in which it did, the last ones of the run.
+        spec: spec of the run.
+        num_bytes: bytes that a worker passed to the collectives.
+        steps: number of steps in which it did so, the last ones of the run.
     """
-    sums = _sums(json.dumps(dataclasses.asdict(dataclasses.replace(spec, seed=0))))
-    dense = max(0, sums.dense_steps - (spec.steps - steps))
-    summed = min(handed, steps * sums.of_all + dense * sums.of_dense)
-    gathered, ring = handed - summed, Ring()
-    of_sums = ring.cost_of_sum(summed, spec.workers)
-    return of_sums.sent + ring.cost_of_gather(gathered, spec.workers).sent
+    without_seed = dataclasses.replace(spec, seed=0)
+    all_reduced = _all_reduced(json.dumps(dataclasses.asdict(without_seed)))
+    dense_steps = max(0, all_reduced.dense_steps - (spec.steps - steps))
+    summed = min(
+        num_bytes,
+        steps * all_reduced.every_step + dense_steps * all_reduced.extra_if_dense,
+    )
+    ring = Ring()
+    return (
+        ring.cost_of_sum(summed, spec.workers).sent
+        + ring.cost_of_gather(num_bytes - summed, spec.workers).sent
+    )
 
 
-class _Sums(NamedTuple):
-    """What of a step's bytes is summed.
+class _AllReduced(NamedTuple):
+    """The bytes that a worker passes to all-reduce.
 
     Attributes:
-        of_all: bytes of every step; infinite if nothing is gathered.
-        of_dense: further bytes of steps that go dense.
-        dense_steps: number of these, at the beginning.
+        every_step: bytes in every step; infinite if nothing is gathered.
+        extra_if_dense: further bytes of dense steps.
+        dense_steps: number of dense steps at the beginning.
     """
 
-    of_all: float
-    of_dense: int = 0
+    every_step: float
+    extra_if_dense: int = 0
     dense_steps: int = 0
 
 
 @dataclasses.dataclass(frozen=True)
-class _Length:
-    """What an optimizer needs to know of a task; without the data."""
+class _TaskSize:
+    """The facts about a task that `make_optimizer` uses, without the data."""
 
     recipe: Recipe
     num_examples: int
@@ -66,27 +72,28 @@ class _Length:
 
 
 @functools.cache
-def _sums(text):
-    """Return the `_Sums` of a spec, as JSON.
+def _all_reduced(spec_json):
+    """Return the `_AllReduced` of a spec.
 
-    Tensors that are sent whole may be in a sum while others are gathered, and steps at
-    the beginning of DGC's warm-up may go dense, where that is less on a ring.
+    Uncompressed tensors may be all-reduced while others are gathered, and the first
+    steps of DGC's warm-up are dense if that sends less on a ring.
     """
-    spec = Spec(**json.loads(text))
+    spec = Spec(**json.loads(spec_json))
     if spec.method == "dense":
-        return _Sums(math.inf)
+        return _AllReduced(math.inf)
     task = registry.make_task(spec, None)
-    length = _Length(task.recipe, EXAMPLES.get(spec.task, 0))
-    optimizer = registry.make_optimizer(spec, length)
+    size = _TaskSize(task.recipe, EXAMPLES.get(spec.task, 0))
+    optimizer = registry.make_optimizer(spec, size)
     optimizer.build(task.model().trainable_variables)
     compressor, tensors = optimizer.compressor, optimizer.tensors
     if compressor.aggregation == "sum":
-        return _Sums(math.inf)
-    chosen, *apart = (
-        sum(tensors[i].size * tensors[i].dtype.size for i in places)
-        for places in split_uncompressed(tensors, spec.workers)
+        return _AllReduced(math.inf)
+    compressed_bytes, *uncompressed_bytes = (
+        sum(tensors[i].size * tensors[i].dtype.size for i in indices)
+        for indices in split_uncompressed(tensors, spec.workers)
     )
-    return _Sums(sum(apart), chosen, _dense_steps(compressor, tensors, spec.workers))
+    dense_steps = _dense_steps(compressor, tensors, spec.workers)
+    return _AllReduced(sum(uncompressed_bytes), compressed_bytes, dense_steps)
 
 
 def _dense_steps(compressor, tensors, workers):

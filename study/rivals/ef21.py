@@ -1,4 +1,4 @@
-"""EF21: the largest entries of the difference to what all know of a worker."""
+"""EF21: sends the largest entries of the gradient's difference to an estimate."""
 
 import keras
 import tensorflow as tf
@@ -9,15 +9,15 @@ from tf_dgc.compressors import Compressor, StateSpec, TopK
 
 @keras.saving.register_keras_serializable(package="tf_dgc_benchmarks")
 class EF21(Compressor):
-    """Sends the largest entries of the gradient's difference to an estimate of it.
+    """Sends the largest entries of the gradient's difference to a shared estimate.
 
     Richtárik et al., "EF21: a new, simpler, theoretically better, and practically
     faster error feedback", NeurIPS 2021, algorithm 2: `c_i = C(grad_i - g_i)`,
-    `g_i += c_i`; the sum of the g_i, which everyone knows, is the gradient. The first
-    gradient is the difference to zero.
+    `g_i += c_i`; the gradient is the sum of the g_i, which all workers have. The
+    estimates are zero at first.
 
     Args:
-        sparsity: share of entries not sent, as of `TopK`.
+        sparsity: share of entries not sent, as in `TopK`.
     """
 
     name = "ef21"
@@ -26,7 +26,7 @@ class EF21(Compressor):
     error_feedback = "forbidden"
 
     def __init__(self, sparsity=0.99):
-        self.choice = TopK(sparsity)
+        self.top_k = TopK(sparsity)
 
     def state(self, shape):
         """Return this worker's estimate, and the sum over workers."""
@@ -36,18 +36,18 @@ class EF21(Compressor):
         }
 
     def bytes(self, shape, dtype):
-        """Return those of `TopK`."""
-        return self.choice.bytes(shape, dtype)
+        """Return the bytes of `TopK`."""
+        return self.top_k.bytes(shape, dtype)
 
     def aggregate(self, values, state, draw):
-        """Send the difference, and move the estimates."""
+        """Send the difference, and update the estimates."""
         estimate, total = state["estimate"], state["sum"]
-        moved = yield from self.choice.aggregate(values - estimate, {}, draw)
-        mine = estimate + tf.reshape(to_dense_tensor(moved.sent), values.shape)
-        total += tf.reshape(to_dense_tensor(moved.sum), values.shape)
-        states = {"estimate": mine, "sum": total}
-        return Result(total, mine, states, moved.entries)
+        change = yield from self.top_k.aggregate(values - estimate, {}, draw)
+        estimate += tf.reshape(to_dense_tensor(change.sent), values.shape)
+        total += tf.reshape(to_dense_tensor(change.sum), values.shape)
+        states = {"estimate": estimate, "sum": total}
+        return Result(total, estimate, states, change.entries)
 
     def get_config(self):
         """Return the constructor's arguments."""
-        return {"sparsity": self.choice.get_config()["sparsity"]}
+        return {"sparsity": self.top_k.get_config()["sparsity"]}

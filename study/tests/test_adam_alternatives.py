@@ -1,4 +1,4 @@
-"""What `study/adam.py` compares Adam correction with, against NumPy."""
+"""Alternatives to Adam correction in `study/adam.py`, against NumPy."""
 
 import keras
 import numpy as np
@@ -7,33 +7,33 @@ from experiments import adam
 from harness import Trainer, initial_weights, make_gradients
 from local_reference import AdamW, LocalRun
 from lossy import largest, signs
-from rivals import onebit
+from rivals import one_bit_adam
+from rivals.delay_aware_adam import DelayAwareAdam
 from rivals.ef21 import EF21
-from rivals.lamb import FrozenLamb
-from rivals.waiting import WaitingAdam
+from rivals.one_bit_lamb import FrozenLamb
 
 import tf_dgc
 from tf_dgc.testing import Simulation
 
 RATE, DECAY, STEPS = 0.125, 0.05, 8
-SHAPES = [(40, 30), (5,)]  # the second is exempt
-ZERO_ONE = [0, 1, 3, 6]
+SHAPES = [(40, 30), (5,)]  # the second is uncompressed
+ZERO_ONE_DENSE_STEPS = [0, 1, 3, 6]
 
 
 class OneBitAdam:
-    """Tang et al., algorithm 1, with a second moment that follows in some steps."""
+    """Tang et al., algorithm 1, with a second moment updated in dense steps only."""
 
     def __init__(self, weights, num_workers, dense_steps, whole):
-        self.weights, self.number, self.whole = weights, num_workers, whole
-        self.dense_steps, self.step_number, self.followed = dense_steps, 0, 0
+        self.weights, self.num_workers, self.whole = weights, num_workers, whole
+        self.dense_steps, self.step_number, self.num_dense = dense_steps, 0, 0
         self.m = [np.zeros_like(w) for w in weights]
         self.v = [np.zeros_like(w) for w in weights]
-        self.kept = [np.zeros_like(weights[0]) for _ in range(num_workers)]
+        self.residual = [np.zeros_like(weights[0]) for _ in range(num_workers)]
 
     def step(self, gradients):
         dense = self.step_number in self.dense_steps
         self.step_number += 1
-        self.followed += dense
+        self.num_dense += dense
         for i, w in enumerate(self.weights):
             grads = [worker[i] for worker in gradients]
             if dense:
@@ -46,101 +46,104 @@ class OneBitAdam:
                 self.m[i] *= self.v[i] > 0
             w -= DECAY * RATE * w
             rate = (
-                RATE * np.sqrt(1 - 0.999**self.followed) / (1 - 0.9**self.step_number)
+                RATE * np.sqrt(1 - 0.999**self.num_dense) / (1 - 0.9**self.step_number)
             )
             w -= rate * self.m[i] / (np.sqrt(self.v[i]) + 1e-7) * (self.v[i] > 0)
 
     def _sent(self, worker, gradient):
         mask = self.v[0] > 0
-        mine = 0.9 * self.m[0] / self.number + 0.1 * gradient + self.kept[worker]
-        coded = signs(mine * mask) * mask
-        self.kept[worker] = (mine - coded) * mask
-        return coded
+        momentum = 0.9 * self.m[0] / self.num_workers + 0.1 * gradient
+        accumulated = momentum + self.residual[worker]
+        decoded = signs(accumulated * mask) * mask
+        self.residual[worker] = (accumulated - decoded) * mask
+        return decoded
 
 
-def late_gradients(steps, late):
-    """Return gradients of which some entries are zero in the first steps."""
-    found = make_gradients(2, steps, shapes=SHAPES)
-    for workers in found[:late]:
+def make_late_gradients(steps, late):
+    """Return gradients in which some entries are zero in the first `late` steps."""
+    gradients = make_gradients(2, steps, shapes=SHAPES)
+    for workers in gradients[:late]:
         for whole, uncompressed in workers:
             whole[:4] = uncompressed[0] = 0
-    return found
+    return gradients
 
 
 @pytest.mark.parametrize(
     ("dense_steps", "whole"),
     [
-        (ZERO_ONE, False),
+        (ZERO_ONE_DENSE_STEPS, False),
         pytest.param([0, 1], False, marks=pytest.mark.slow),
         pytest.param([0, 1], True, marks=pytest.mark.slow),
     ],
 )
-def test_one_bit_adam(strategies, dense_steps, whole):
+def test_one_bit_adam_equals_numpy_reference(strategies, dense_steps, whole):
     weights = initial_weights("float64", SHAPES)
 
     def make():
-        rule = onebit.FrozenAdam(dense_steps, learning_rate=RATE, weight_decay=DECAY)
-        method = onebit.OneBitMomentum(dense_steps, whole=whole)
+        rule = one_bit_adam.FrozenAdam(
+            dense_steps, learning_rate=RATE, weight_decay=DECAY
+        )
+        method = one_bit_adam.OneBitMomentum(dense_steps, whole=whole)
         return tf_dgc.CompressedOptimizer(
             rule, method, corrections=tf_dgc.Corrections(adam=False)
         )
 
     trainer = Trainer(strategies[2], make, weights)
     reference = OneBitAdam(initial_weights("float64", SHAPES), 2, dense_steps, whole)
-    for gradients in late_gradients(STEPS, 2):
+    for gradients in make_late_gradients(STEPS, 2):
         trainer.step(gradients)
         reference.step(gradients)
-        for mine, expected in zip(trainer.weights(), reference.weights, strict=True):
-            np.testing.assert_allclose(mine, expected, rtol=1e-5, atol=1e-5)
-    for mine, expected in zip(
-        trainer.local(trainer.optimizer.residual), reference.kept, strict=True
+        for weights, expected in zip(trainer.weights(), reference.weights, strict=True):
+            np.testing.assert_allclose(weights, expected, rtol=1e-5, atol=1e-5)
+    for residuals, expected in zip(
+        trainer.local(trainer.optimizer.residual), reference.residual, strict=True
     ):
-        np.testing.assert_allclose(0.1 * mine[0], expected, atol=1e-6)
+        np.testing.assert_allclose(0.1 * residuals[0], expected, atol=1e-6)
 
 
-@pytest.mark.parametrize("kind", [onebit.FrozenAdam, FrozenLamb])
-def test_entries_without_a_second_moment_stay(strategies, kind):
-    """They would be divided by epsilon alone, and nothing of them is kept back."""
+@pytest.mark.parametrize("rule_class", [one_bit_adam.FrozenAdam, FrozenLamb])
+def test_entries_without_a_second_moment_do_not_move(strategies, rule_class):
+    """Their update would be divided by epsilon alone; they have no residual either."""
 
     def make():
-        rule = kind([0, 1], learning_rate=RATE, weight_decay=0.0)
+        rule = rule_class([0, 1], learning_rate=RATE, weight_decay=0.0)
         return tf_dgc.CompressedOptimizer(
             rule,
-            onebit.OneBitMomentum([0, 1]),
+            one_bit_adam.OneBitMomentum([0, 1]),
             corrections=tf_dgc.Corrections(adam=False),
         )
 
-    before = initial_weights("float64", SHAPES)
-    trainer = Trainer(strategies[2], make, before)
-    for gradients in late_gradients(4, 2):
+    initial = initial_weights("float64", SHAPES)
+    trainer = Trainer(strategies[2], make, initial)
+    for gradients in make_late_gradients(4, 2):
         trainer.step(gradients)
-    (whole, uncompressed), (start, first) = trainer.weights(), before
-    np.testing.assert_array_equal(whole[:4], start[:4])
-    assert np.all(whole[4:] != start[4:])
-    assert uncompressed[0] == first[0]
+    whole, uncompressed = trainer.weights()
+    np.testing.assert_array_equal(whole[:4], initial[0][:4])
+    assert np.all(whole[4:] != initial[0][4:])
+    assert uncompressed[0] == initial[1][0]
     for residual, *_ in trainer.local(trainer.optimizer.residual):
         assert not np.any(residual[:4])
         assert np.all(residual[4:])
 
 
 def test_one_bit_adam_sends_signs():
-    simulation = Simulation(onebit.OneBitMomentum([0]), [(64, 64)], 2)
+    simulation = Simulation(one_bit_adam.OneBitMomentum([0]), [(64, 64)], 2)
     sent = []
     for gradients in make_gradients(2, 2, "float32", [(64, 64)]):
         simulation.step(gradients)
         sent.append(simulation.sent_bytes)
-    dense, coded = sent
+    dense, one_bit = sent
     assert dense > 4 * 64 * 64
-    assert 64 * 64 / 8 < coded < 64 * 64 / 8 + 200
+    assert 64 * 64 / 8 < one_bit < 64 * 64 / 8 + 200
 
 
-def test_dense_steps():
-    assert onebit.growing_intervals(20, kappa=2) == [0, 1, 2, 4, 6, 10, 14]
-    assert onebit.first_steps(3) == [0, 1, 2]
+def test_numbers_of_dense_steps():
+    assert one_bit_adam.growing_intervals(20, kappa=2) == [0, 1, 2, 4, 6, 10, 14]
+    assert one_bit_adam.first_steps(3) == [0, 1, 2]
 
 
-def test_ef21():
-    """`g_i += C(grad - g_i)`, and the sum of the g_i is what arrives."""
+def test_ef21_returns_the_sum_of_estimates():
+    """`g_i += C(grad - g_i)`; the result is the sum of the g_i."""
     simulation = Simulation(EF21(0.9), [(40, 30)], 3, "float64")
     estimates = np.zeros((3, 40, 30))
     for gradients in make_gradients(3, STEPS, shapes=[(40, 30)]):
@@ -153,46 +156,48 @@ def test_ef21():
 
 
 @pytest.mark.parametrize("independent", [True, False])
-def test_waiting_adam(independent):
-    """Entry by entry, T steps of the mean at once when something arrives."""
+def test_delay_aware_adam_equals_numpy_reference(independent):
+    """An entry that arrives after T steps gets T steps of the mean at once."""
     rng = np.random.default_rng(0)
     variable = keras.Variable(rng.normal(size=6), dtype="float64")
-    rule = WaitingAdam(independent, learning_rate=RATE, weight_decay=0.0, beta_2=0.99)
+    rule = DelayAwareAdam(
+        independent, learning_rate=RATE, weight_decay=0.0, beta_2=0.99
+    )
     weights = variable.numpy()
-    m, v, waited = np.zeros((3, 6))
+    m, v, delay = np.zeros((3, 6))
     for step in range(1, STEPS + 1):
         gradient = rng.normal(size=6) * (rng.random(6) < 0.4)
         rule.apply([gradient], [variable])
         for i, g in enumerate(gradient):
-            waited[i] += 1
+            delay[i] += 1
             if not g:
                 continue
-            mean = g / waited[i]
-            square = g**2 / waited[i] if independent else mean**2
+            mean = g / delay[i]
+            square = g**2 / delay[i] if independent else mean**2
             for moment, value, beta in ((m, mean, 0.9), (v, square, 0.99)):
-                share = beta ** waited[i]
-                moment[i] = share * moment[i] + (1 - share) * value
+                decay = beta ** delay[i]
+                moment[i] = decay * moment[i] + (1 - decay) * value
             rate = RATE * np.sqrt(1 - 0.99**step) / (1 - 0.9**step)
-            weights[i] -= rate * waited[i] * m[i] / (np.sqrt(v[i]) + 1e-7)
-            waited[i] = 0
+            weights[i] -= rate * delay[i] * m[i] / (np.sqrt(v[i]) + 1e-7)
+            delay[i] = 0
         np.testing.assert_allclose(variable.numpy(), weights, rtol=1e-6)
 
 
-def test_waiting_adam_is_adamw_where_nothing_waits():
-    start = initial_weights("float64", SHAPES)
-    found = []
-    for kind in (WaitingAdam, keras.optimizers.AdamW):
-        variables = [keras.Variable(w, dtype="float64") for w in start]
-        rule = kind(learning_rate=RATE, weight_decay=DECAY)
+def test_delay_aware_adam_without_delays_is_adamw():
+    initial = initial_weights("float64", SHAPES)
+    results = []
+    for rule_class in (DelayAwareAdam, keras.optimizers.AdamW):
+        variables = [keras.Variable(w, dtype="float64") for w in initial]
+        rule = rule_class(learning_rate=RATE, weight_decay=DECAY)
         for ((*gradients,),) in make_gradients(1, 4, shapes=SHAPES):
             rule.apply(gradients, variables)
-        found.append([v.numpy() for v in variables])
-    for mine, expected in zip(*found, strict=True):
-        np.testing.assert_allclose(mine, expected, atol=1e-5)
+        results.append([v.numpy() for v in variables])
+    for weights, expected in zip(*results, strict=True):
+        np.testing.assert_allclose(weights, expected, atol=1e-5)
 
 
-def test_local_adam(strategies):
-    """Each worker's own AdamW, and its step in signs."""
+def test_local_adam_equals_numpy_reference(strategies):
+    """Each worker has its own AdamW, and sends its delta in signs."""
     make = adam.RUNS["local adam ef_sign_sgd"].make
     trainer = Trainer(
         strategies[2],
@@ -205,5 +210,7 @@ def test_local_adam(strategies):
     for gradients in make_gradients(2, STEPS, shapes=SHAPES):
         trainer.step(gradients)
         reference.step(gradients)
-        for mine, expected in zip(trainer.weights(), reference.weights[0], strict=True):
-            np.testing.assert_allclose(mine, expected, atol=1e-5)
+        for weights, expected in zip(
+            trainer.weights(), reference.weights[0], strict=True
+        ):
+            np.testing.assert_allclose(weights, expected, atol=1e-5)

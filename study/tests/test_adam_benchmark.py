@@ -1,4 +1,4 @@
-"""`study/adam.py` trains what it says, on tasks that need no data set."""
+"""The command `study/adam.py`, on tasks that need no data set."""
 
 import json
 import pathlib
@@ -18,8 +18,8 @@ from tasks import transformer as ours
 from tasks import small
 
 def text(number):
-    chosen = np.random.default_rng(0).integers(0, number, 300).astype("int32")
-    return [chosen, chosen]
+    tokens = np.random.default_rng(0).integers(0, number, 300).astype("int32")
+    return [tokens, tokens]
 
 ours.Characters.load = staticmethod(lambda folders: text(65))
 ours.Words.load = staticmethod(lambda folders: text(10_000))
@@ -32,7 +32,7 @@ small.read = digits
 {{more}}
 app.run(adam.main)
 """
-# Seconds instead of minutes: a layer in place of the transformer.
+# Replaces the transformer with one layer, which takes seconds instead of minutes.
 TINY = """
 @classmethod
 def model(cls):
@@ -54,8 +54,7 @@ def run(path, *flags, more=""):
 
 
 @pytest.mark.exhaustive
-def test_pieces(tmp_path):
-    """Rates are searched, and what is done is not done again."""
+def test_rates_are_searched_and_rows_reused(tmp_path):
     path, table = tmp_path / "runs.jsonl", tmp_path / "table.md"
     flags = "--rates=0.1,0.2", "--runs=dense,dgc 99 %", "--seeds=2"
     rows, output = run(path, *flags, more=TINY)
@@ -64,10 +63,10 @@ def test_pieces(tmp_path):
     for name in ("dense", "dgc 99 %"):
         rates = {row["rate"]: row["value"] for row in searched if row["method"] == name}
         assert {0.1, 0.2} < set(rates)  # and one beyond the edge
-        chosen = [row for row in counted if row["method"] == name]
-        assert [row["seed"] for row in chosen] == [0, 1]
-        assert {row["rate"] for row in chosen} == {min(rates, key=rates.get)}
-        assert [at for at, _, _ in chosen[0]["curve"]] == [1, 2, 3, 4, 5]
+        runs = [row for row in counted if row["method"] == name]
+        assert [row["seed"] for row in runs] == [0, 1]
+        assert {row["rate"] for row in runs} == {min(rates, key=rates.get)}
+        assert [step for step, _, _ in runs[0]["curve"]] == [1, 2, 3, 4, 5]
         assert f" {name} " in output
     assert {row["jit_compile"] for row in rows} == {True}
     dense, dgc = counted[0], counted[2]
@@ -80,22 +79,22 @@ def test_pieces(tmp_path):
     _, output = run(tmp_path / "none", f"--from_json={path}", f"--markdown={table}")
     assert " at 1/25 " in output
     values = [r["value"] for r in more if r["method"] == "dense" and r["seed"] < 100]
-    for shown in (output, table.read_text()):
-        assert f" {statistics.mean(values):.4f} " in shown
-        assert " dgc 99 % " in shown
+    for text in (output, table.read_text()):
+        assert f" {statistics.mean(values):.4f} " in text
+        assert " dgc 99 % " in text
     assert not (tmp_path / "none").exists()
     assert sorted(p.name for p in tmp_path.iterdir()) == ["runs.jsonl", "table.md"]
 
 
-FACTORS = 512 * 8 + 8 * 128
-HEAD = 128 * 10 + 10
+LORA_SIZE = 512 * 8 + 8 * 128
+HEAD_SIZE = 128 * 10 + 10
 
 
 @pytest.mark.exhaustive
 @pytest.mark.parametrize(
-    ("task", "size"), [("lora", FACTORS + HEAD), ("finetune", 80_202)]
+    ("task", "size"), [("lora", LORA_SIZE + HEAD_SIZE), ("finetune", 80_202)]
 )
-def test_adapting(tmp_path, task, size):
+def test_fine_tuning_trains_the_expected_parameters(tmp_path, task, size):
     flags = f"--task={task}", "--rate=0.001", "--runs=dgc 99 %", "--seeds=1"
     (row,), _ = run(tmp_path / "runs.jsonl", *flags)
     assert (row["task"], row["dense_bytes_per_step"]) == (task, 4 * size)
@@ -106,7 +105,7 @@ def test_adapting(tmp_path, task, size):
 @pytest.mark.parametrize(
     ("task", "size"), [("shakespeare", 413_312), ("ptb", 413_312 + 9935 * 128)]
 )
-def test_gpt2(tmp_path, task, size):
+def test_gpt2_has_the_expected_size(tmp_path, task, size):
     pytest.importorskip("keras_hub")
     flags = f"--task={task}", "--rate=0.001", "--runs=dgc 99 %", "--seeds=1"
     (row,), _ = run(tmp_path / "runs.jsonl", *flags)
@@ -115,7 +114,7 @@ def test_gpt2(tmp_path, task, size):
 
 
 @pytest.mark.slow
-def test_names_of_runs_are_checked(tmp_path):
+def test_unknown_run_is_an_error(tmp_path):
     text = PROGRAM.replace("{more}", "")
     finished = programs.run([sys.executable, "-c", text, "--runs=dgc 42 %"])
     assert finished.returncode

@@ -1,4 +1,4 @@
-"""What `study/adam.py` makes of its rows, and those that are kept."""
+"""The tables of `study/adam.py`, of invented and of stored rows."""
 
 import pathlib
 
@@ -7,13 +7,13 @@ from common import resumable
 from experiments import adam
 
 ROWS = pathlib.Path(__file__).parents[1] / "rows/adam.jsonl"
-SIZE, EXEMPT, STEPS = 4 * 400_000, 4 * 3200, 100
+SIZE, UNCOMPRESSED, STEPS = 4 * 400_000, 4 * 3200, 100
 
 
-def row(**differing):
-    """Return a row of a run that sends a tenth of everything in each step."""
-    method = differing.get("method", "dgc 99 %")
-    seed = differing.get("seed", 0)
+def row(**overrides):
+    """Return a row; all methods but dense send a tenth of the bytes in each step."""
+    method = overrides.get("method", "dgc 99 %")
+    seed = overrides.get("seed", 0)
     per_step = SIZE if method == "dense" else SIZE / 10
     return {
         "task": "shakespeare",
@@ -26,17 +26,18 @@ def row(**differing):
         "metric": "loss",
         "value": 2.0 + seed,
         "dense_bytes_per_step": SIZE,
-        "exempt_bytes_per_step": EXEMPT,
+        "exempt_bytes_per_step": UNCOMPRESSED,
         "seconds": 60.0,
         "curve": [
-            [at, at * per_step, 4.0 + seed - at / 50] for at in range(10, 101, 10)
+            [step, step * per_step, 4.0 + seed - step / 50]
+            for step in range(10, 101, 10)
         ],
-        **differing,
+        **overrides,
     }
 
 
-def test_losses_at_equal_bytes():
-    """Between points, the last one of who sends less, and none before the first."""
+def test_loss_at_a_budget_is_interpolated():
+    """It is None before the first point, and the final loss after the last one."""
     curve = [(10, 100.0, 3.0), (20, 300.0, 2.0)]
     budgets = {50: None, 100: 3.0, 250: 2.25, 300: 2.0, 1000: 2.0}
     assert {b: adam.loss_at(curve, b) for b in budgets} == budgets
@@ -51,8 +52,8 @@ def test_losses_at_equal_bytes():
     assert "to_dense" not in dense
 
 
-def test_distances_are_of_pairs():
-    """With Student's interval, of the seeds that both have; none of a single one."""
+def test_differences_are_paired_by_seed():
+    """A single pair has no interval."""
     values = {"dense": [2.0, 5.0, 7.0], "dgc 99 %": [2.1, 5.3], "1-bit adam": [3.0]}
     rows = [
         row(method=method, seed=seed, value=value)
@@ -66,8 +67,8 @@ def test_distances_are_of_pairs():
     assert "to_dense_half_width" not in one
 
 
-def test_no_distance_of_runs_of_which_one_failed():
-    """The mean of those that did not fail would hide it."""
+def test_no_difference_if_a_run_failed():
+    """The mean of the others would hide the failure."""
     rows = [row(method="dense", seed=seed) for seed in (0, 1)]
     rows += [row(value=2.5), row(seed=1, value=float("nan"))]
     _, dgc = adam.summaries(rows)
@@ -77,17 +78,17 @@ def test_no_distance_of_runs_of_which_one_failed():
 
 @pytest.mark.parametrize(
     ("method", "uncompressed"),
-    [("dgc 99 %", EXEMPT), ("dgc 99.2 % mxfp4", 3200 + 100)],
+    [("dgc 99 %", UNCOMPRESSED), ("dgc 99.2 % mxfp4", 3200 + 100)],
 )
-def test_exempt_tensors_count_in_their_own_type(method, uncompressed):
-    """In 8 bits and a scale for 32 of them, or whole; no ratio is negative."""
-    few = [[at, at * (uncompressed + 1000), 2.0] for at in (20, 100)]
-    (line,) = adam.summaries([row(method=method, curve=few)])
-    assert line["apart"] == pytest.approx((SIZE - EXEMPT) / 1000)
+def test_uncompressed_tensors_count_in_their_dtype(method, uncompressed):
+    """float32, or 8 bits and a scale per 32 entries."""
+    curve = [[step, step * (uncompressed + 1000), 2.0] for step in (20, 100)]
+    (line,) = adam.summaries([row(method=method, curve=curve)])
+    assert line["apart"] == pytest.approx((SIZE - UNCOMPRESSED) / 1000)
     assert line["ratio"] == pytest.approx(SIZE / (uncompressed + 1000))
 
 
-def searches(by_steps):
+def search_rows(by_steps):
     return [
         row(seed=100, steps=steps, rate=rate, value=value)
         for steps, values in by_steps.items()
@@ -96,40 +97,40 @@ def searches(by_steps):
 
 
 @pytest.mark.parametrize(
-    ("by_steps", "found"),
+    ("by_steps", "expected"),
     [
         ({10: {0.001: 3.0, 0.004: 2.0}, 50: {0.001: 2.0, 0.002: 3.0}}, (50, "yes")),
         ({10: {0.001: 2.0, 0.004: 3.0}, 50: {0.001: 2.0, 0.002: 1.0}}, (10, "yes")),
         ({50: {0.001: 2.0, 0.002: 3.0, 0.0005: 3.0}}, (50, None)),
-        ({10: {0.001: 2.0, 0.002: 3.0}, 50: {0.001: 2.0}}, (10, "yes")),  # just begun
-        ({50: {0.001: 2.0, 0.002: 1.0}}, (None, None)),  # so it was given
+        ({10: {0.001: 2.0, 0.002: 3.0}, 50: {0.001: 2.0}}, (10, "yes")),  # incomplete
+        ({50: {0.001: 2.0, 0.002: 1.0}}, (None, None)),  # another rate is better
         ({200: {0.001: 2.0, 0.002: 3.0}}, (None, None)),
     ],
 )
-def test_how_the_rate_was_chosen(by_steps, found):
-    """By the longest search that chose it, and whether it ended at the edge."""
-    (line,) = adam.summaries([*searches(by_steps), row(rate=0.001)])
-    assert (line.get("searched"), line.get("edge")) == found
+def test_search_that_selected_the_rate_is_reported(by_steps, expected):
+    """The longest such search, and whether the rate is at its edge."""
+    (line,) = adam.summaries([*search_rows(by_steps), row(rate=0.001)])
+    assert (line.get("searched"), line.get("edge")) == expected
 
 
-def test_the_rate_that_was_searched_is_taken():
-    """Whatever other rates reach with seeds that count."""
-    search = searches({STEPS: {0.001: 2.0, 0.002: 1.0, 0.004: 3.0}})
-    given = [row(rate=rate, value=rate) for rate in (0.001, 0.002, 0.004)]
-    more = row(rate=0.004, seed=1)
-    for counted in ([*given, more], [more, *given[::-1]]):
-        (line,) = adam.summaries([*search, *counted])
+def test_best_rate_of_the_search_is_used():
+    """Even if other rates are better with other seeds."""
+    search = search_rows({STEPS: {0.001: 2.0, 0.002: 1.0, 0.004: 3.0}})
+    first_seed = [row(rate=rate, value=rate) for rate in (0.001, 0.002, 0.004)]
+    second_seed = row(rate=0.004, seed=1)
+    for rows in ([*first_seed, second_seed], [second_seed, *first_seed[::-1]]):
+        (line,) = adam.summaries([*search, *rows])
         assert (line["rate"], line["value"]) == (0.002, 0.002)
-        (line,) = adam.summaries(counted)
+        (line,) = adam.summaries(rows)
         assert (line["rate"], line["seeds"]) == (0.004, 2)
 
 
-def test_names_of_earlier_days_have_no_control():
+def test_line_without_control_rows_has_no_difference():
     (line,) = adam.summaries([row(method="0/1 adam", jit_compile=True)])
     assert (line.get("to_control"), line["xla"]) == (None, "yes")
 
 
-def test_rows_that_are_kept(tmp_path):
+def test_stored_rows_can_be_summarized_and_plotted(tmp_path):
     lines = adam.summaries(resumable.read_rows([ROWS]), [25.0])
     assert "dense" in {line["method"] for line in lines}
     for line in lines:
@@ -137,6 +138,7 @@ def test_rows_that_are_kept(tmp_path):
     pytest.importorskip("adjustText")
     from experiments import pictures
 
-    pictures.draw_curves({"kept": lines, "again": lines}, tmp_path / "curves.svg")
+    panels = {"first": lines, "second": lines}
+    pictures.draw_curves(panels, tmp_path / "curves.svg")
     picture = (tmp_path / "curves.svg").read_text()
     assert picture.count("bytes that a worker sent") == 2

@@ -1,4 +1,4 @@
-"""Every run of `study/adam.py` can be made and takes steps."""
+"""The optimizer of every run of `study/adam.py` can be created and takes steps."""
 
 import keras
 import numpy as np
@@ -11,32 +11,28 @@ RATE, DECAY = 0.01, 0.004
 SHAPES = [(40, 30), (5,)]
 
 
-def test_every_run_can_be_made(strategies):
-    """With a schedule, which stays one, and a control that is a run."""
+def test_runs_keep_schedule_and_have_a_control(strategies):
     decay = keras.optimizers.schedules.CosineDecay(RATE, 50)
     for name, run in adam.RUNS.items():
         assert run.control in adam.RUNS
-        assert "," not in name  # of --runs, which is a list
+        assert "," not in name  # --runs is a comma-separated list
         with strategies[2].scope():
-            made = run.make(keras.optimizers.AdamW(decay, weight_decay=DECAY), 50)
-        inner = getattr(made, "inner_optimizer", made)
-        rate = inner.get_config()["learning_rate"]
-        first, top = (
-            rate["config"][key] for key in ("initial_learning_rate", "warmup_target")
-        )
-        assert (first if top is None else top) == RATE, name
+            optimizer = run.make(keras.optimizers.AdamW(decay, weight_decay=DECAY), 50)
+        inner = getattr(optimizer, "inner_optimizer", optimizer)
+        schedule = inner.get_config()["learning_rate"]["config"]
+        initial, target = schedule["initial_learning_rate"], schedule["warmup_target"]
+        assert (initial if target is None else target) == RATE, name
         assert inner.weight_decay == DECAY
-        coded = getattr(made, "uncompressed_dtype", None) or "float32"
-        assert run.uncompressed_dtype == coded
+        dtype = getattr(optimizer, "uncompressed_dtype", None) or "float32"
+        assert run.uncompressed_dtype == dtype
 
 
 @pytest.mark.parametrize("name", ["dense", "dgc 89 % mxfp4"])
-def test_a_warm_up_of_the_rate(name):
-    """It rises to the rate, from its first part, and ends with the run."""
+def test_rate_warm_up_is_linear_then_decays(name):
     decay = keras.optimizers.schedules.CosineDecay(RATE, 100)
     rule = keras.optimizers.AdamW(decay, beta_2=0.98)
-    made = adam.RUNS[f"{name} rate warm-up"].make(rule, 100)
-    inner = getattr(made, "inner_optimizer", made)
+    optimizer = adam.RUNS[f"{name} rate warm-up"].make(rule, 100)
+    inner = getattr(optimizer, "inner_optimizer", optimizer)
     rates = [float(inner._learning_rate(step)) for step in range(101)]
     np.testing.assert_allclose(rates[:6], RATE * np.array([5, 9, 13, 17, 21, 25]) / 25)
     assert rates == [*rates[:5], *sorted(rates[5:], reverse=True)]
@@ -55,6 +51,6 @@ def test_every_run_takes_steps(strategies, name):
     )
     for gradients in make_gradients(2, 2, "float32", SHAPES):
         trainer.step(gradients)
-    for mine, before in zip(trainer.weights(), start, strict=True):
-        assert np.all(np.isfinite(mine))
-        assert np.any(mine != before)
+    for weights, initial in zip(trainer.weights(), start, strict=True):
+        assert np.all(np.isfinite(weights))
+        assert np.any(weights != initial)

@@ -1,4 +1,4 @@
-"""What `study/evidence.py` says of the rows: verdicts, and the report."""
+"""Verdicts and the report of `study/evidence.py`."""
 
 import math
 import re
@@ -6,29 +6,29 @@ import re
 import numpy as np
 import pytest
 from evidence_rows import row
-from registered import comparison, intervals, papers, plan, plan_page, report, tables
+from registered import comparisons, intervals, papers, plan, plan_page, report, tables
 from registered.specs import Spec
 from scipy import stats
 
 
-def test_paired_differences():
+def test_paired_difference_equals_ttest():
     values = {"dense": [0.1, 0.5, 0.3, None], "dgc": [0.2, 0.4, 0.5, 0.6]}
-    made = [
+    rows = [
         {"method": method, "seed": seed, "value": value}
-        for method, found in values.items()
-        for seed, value in enumerate(found)
+        for method, by_seed in values.items()
+        for seed, value in enumerate(by_seed)
     ]
-    found = intervals.paired(made, "dgc")
-    assert found.seeds == (0, 1, 2)
+    difference = intervals.paired(rows, "dgc")
+    assert difference.seeds == (0, 1, 2)
     expected = stats.ttest_rel([0.2, 0.4, 0.5], [0.1, 0.5, 0.3])
     low, high = expected.confidence_interval(0.95)
-    assert found.mean == pytest.approx((low + high) / 2)
-    assert found.half_width == pytest.approx((high - low) / 2)
-    assert not found.separates
-    alone = intervals.paired(made[:1] + made[4:], "dgc")
-    assert alone.half_width == math.inf
-    assert not alone.separates
-    assert math.isnan(intervals.paired(made[:1], "dgc").mean)
+    assert difference.mean == pytest.approx((low + high) / 2)
+    assert difference.half_width == pytest.approx((high - low) / 2)
+    assert not difference.separates
+    one_pair = intervals.paired(rows[:1] + rows[4:], "dgc")
+    assert one_pair.half_width == math.inf
+    assert not one_pair.separates
+    assert math.isnan(intervals.paired(rows[:1], "dgc").mean)
 
 
 @pytest.mark.parametrize(
@@ -42,109 +42,109 @@ def test_paired_differences():
         ("cifar10", [0.8], "no interval yet"),
         ("cifar10", [0.801, 0.8, None, 0.8, None], "failed in 2 of 5"),
         ("cifar10", [0.801, 0.8, math.nan], "failed in 1 of 3"),
-        # PTB's seed 0 says nothing about `dgc`.
+        # PTB's seed 0 is excluded for `dgc`.
         ("ptb", [0.9, 0.8, 0.8, math.inf], "failed in 1 of 3"),
         ("ptb", [0.9, 0.8, 0.8, 0.801], "within the aim, 0.5"),
         ("ptb", [0.82, 0.821, 0.82], "inferior by more than 1.0"),
         ("mnist", [0.8, 0.8], ""),
     ],
 )
-def test_verdicts(task, dgc, verdict):
+def test_verdict_compares_interval_and_margin(task, dgc, verdict):
     specs = plan.Group(task, plan.PAIR, tuple(range(len(dgc)))).specs()
-    made = [row(s, 0.8 if s.method == "dense" else dgc[s.seed]) for s in specs]
-    (found,) = comparison.comparisons(made)
-    assert found.verdict("dgc") == verdict
-    assert found.verdict("dense") == ""
+    rows = [row(s, 0.8 if s.method == "dense" else dgc[s.seed]) for s in specs]
+    (comparison,) = comparisons.from_rows(rows)
+    assert comparison.verdict("dgc") == verdict
+    assert comparison.verdict("dense") == ""
 
 
-def test_what_was_clipped_more_tightly_is_run_again(tmp_path):
-    old = {"commit": plan.FIRST[0] + 33 * "0"}
+def test_superseded_runs_are_listed_and_pending(tmp_path):
     methods = *plan.PAIR, "float16"
     tasks = "shakespeare", "mnist"
     specs = [s for t in tasks for s in plan.Group(t, methods, (0,)).specs()]
-    made = [row(s, 0.5, **old) for s in specs]
-    again = [s for s in plan.pending(made) if s in specs]
-    assert [(s.task, s.method) for s in again if s.method != "dgc"] == [
+    rows = [row(s, 0.5, commit=plan.FIRST_COMMITS[0] + 33 * "0") for s in specs]
+    pending = [s for s in plan.pending(rows) if s in specs]
+    assert [(s.task, s.method) for s in pending if s.method != "dgc"] == [
         ("shakespeare", "float16")
     ]
-    report.write(made, tmp_path)
-    listed = (tmp_path / "report.md").read_text().partition("## Not counted")[2]
-    assert listed.count("- `") == 1
-    assert all((s.command in listed) == (s.method != "dgc") for s in again)
+    report.write(rows, tmp_path)
+    section = (tmp_path / "report.md").read_text().partition("## Not counted")[2]
+    assert section.count("- `") == 1
+    assert all((s.command in section) == (s.method != "dgc") for s in pending)
 
 
-def test_what_had_the_rate_when_sent_is_shown_and_run_again(tmp_path):
+def test_runs_with_rate_when_sent_are_labelled_and_pending(tmp_path):
     specs = plan.Group("ptb", (*plan.PAIR, plan.UNMASKED), (0, 1)).specs()
-    made = [row(s, 0.5, commit=plan.FIRST[1] + 33 * "0") for s in specs]
-    assert {s.method for s in plan.pending(made) if s in specs} == {"dgc"}
-    (found,) = comparison.comparisons(made)
-    assert found.labels[0] == "dense"
-    assert {label for label in found.labels if label.endswith(plan.WHEN_SENT)} == {
-        "dgc" + plan.WHEN_SENT,
-        plan.UNMASKED + plan.WHEN_SENT,
+    rows = [row(s, 0.5, commit=plan.FIRST_COMMITS[1] + 33 * "0") for s in specs]
+    assert {s.method for s in plan.pending(rows) if s in specs} == {"dgc"}
+    (comparison,) = comparisons.from_rows(rows)
+    labels, suffix = comparison.labels, plan.RATE_WHEN_SENT
+    assert labels[0] == "dense"
+    assert {label for label in labels if label.endswith(suffix)} == {
+        "dgc" + suffix,
+        plan.UNMASKED + suffix,
     }
-    assert found.verdict("dgc" + plan.WHEN_SENT) == "exploratory"
-    again = [row(s, 0.5, commit=40 * "1") for s in specs]
-    assert not [s for s in plan.pending(made + again) if s in specs]
+    assert comparison.verdict("dgc" + suffix) == "exploratory"
+    repeated = [row(s, 0.5, commit=40 * "1") for s in specs]
+    assert not [s for s in plan.pending(rows + repeated) if s in specs]
 
 
-def test_what_led_to_a_method_says_nothing_about_it():
+def test_seeds_that_led_to_a_method_are_excluded():
     methods = "dense", plan.UNMASKED, "float16"
     specs = plan.Group("ptb", methods, (0, 1, 2)).specs()
-    (found,) = comparison.comparisons([row(s, 1.0 + s.seed) for s in specs])
-    assert found.difference(plan.UNMASKED).seeds == (1, 2)
-    assert found.difference("float16").seeds == (0, 1, 2)
+    (comparison,) = comparisons.from_rows([row(s, 1.0 + s.seed) for s in specs])
+    assert comparison.difference(plan.UNMASKED).seeds == (1, 2)
+    assert comparison.difference("float16").seeds == (0, 1, 2)
     for label in methods[1:]:
-        assert found.verdict(label) == "exploratory"
+        assert comparison.verdict(label) == "exploratory"
 
 
 @pytest.mark.parametrize(
     "other", [{"settings": {"tuning": True}}, {"steps": 1500}, {"seed": 7, "steps": 1}]
 )
-def test_runs_that_are_not_planned_count_for_nothing(other):
-    """As those of tuning, by which nothing may be claimed."""
+def test_unplanned_runs_are_ignored(other):
+    """For example tuning runs, which are no evidence."""
     specs = plan.Group("cifar10", plan.PAIR, (0, 1)).specs()
-    made = [row(s, 0.8) for s in specs]
-    before, *_ = comparison.comparisons(made)
-    found = comparison.comparisons([*made, {**row(specs[1], 0.1), **other}])
-    (same,) = (c for c in found if "dense" in c.labels)
-    assert same.difference("dgc") == before.difference("dgc")
-    assert same.mean("dgc") == before.mean("dgc")
+    rows = [row(s, 0.8) for s in specs]
+    expected, *_ = comparisons.from_rows(rows)
+    unplanned = {**row(specs[1], 0.1), **other}
+    groups = comparisons.from_rows([*rows, unplanned])
+    (comparison,) = (group for group in groups if "dense" in group.labels)
+    assert comparison.difference("dgc") == expected.difference("dgc")
+    assert comparison.mean("dgc") == expected.mean("dgc")
 
 
-def test_the_papers_ratio():
+def test_ratio_of_the_paper():
     sizes = [(1000, 1000), (1000,)]
     expected = 4 * 1_001_000 / (6 * 1000 + 4 * 1000)
     assert papers.ratio(sizes) == pytest.approx(expected)
 
 
-def test_a_run_of_dense_that_failed_decides_nothing():
+def test_failed_dense_run_prevents_a_verdict():
     specs = plan.Group("cifar10", plan.PAIR, (0, 1, 2)).specs()
-    made = [row(s, None if (s.method, s.seed) == ("dense", 1) else 0.8) for s in specs]
-    (found,) = comparison.comparisons(made)
-    assert found.verdict("dgc") == "failed in 1 of 3"
-    assert found.difference("dgc").seeds == (0, 2)
-    assert found.mean("dgc", (0, 2)) == pytest.approx(80)
-    made.append(row(specs[2], 0.8))  # run again
-    (found,) = comparison.comparisons(made)
-    assert found.verdict("dgc") == "within the aim, 0.2 (3 of 5 pairs so far)"
+    rows = [row(s, None if (s.method, s.seed) == ("dense", 1) else 0.8) for s in specs]
+    (comparison,) = comparisons.from_rows(rows)
+    assert comparison.verdict("dgc") == "failed in 1 of 3"
+    assert comparison.difference("dgc").seeds == (0, 2)
+    assert comparison.mean("dgc", (0, 2)) == pytest.approx(80)
+    rows.append(row(specs[2], 0.8))  # a retry
+    (comparison,) = comparisons.from_rows(rows)
+    assert comparison.verdict("dgc") == "within the aim, 0.2 (3 of 5 pairs so far)"
 
 
-def test_the_answers_have_tasks_of_which_all_runs_failed():
+def test_answers_include_tasks_whose_runs_failed():
     specs = plan.Group("cifar10", plan.PAIR, (0, 1)).specs()
-    made = [row(s, 0.8 if s.method == "dense" else None) for s in specs]
-    made.append(row(plan.Group("mnist", ("dense",), (0,)).specs()[0]))  # of no pair
-    text = tables.answers(comparison.comparisons(made))
-    head, _, line = ([c.strip() for c in x.split("|")] for x in text.splitlines())
-    cells = dict(zip(head[3:], line[3:], strict=True))
+    rows = [row(s, 0.8 if s.method == "dense" else None) for s in specs]
+    rows.append(row(plan.Group("mnist", ("dense",), (0,)).specs()[0]))  # without a pair
+    text = tables.answers(comparisons.from_rows(rows))
+    headings, _, line = ([c.strip() for c in x.split("|")] for x in text.splitlines())
+    cells = dict(zip(headings[3:], line[3:], strict=True))
     assert line[1:3] == ["cifar10, 4 workers", "accuracy %"]
     assert (cells["pairs"], cells["dgc"], cells["difference"]) == ("0", "", "")
     assert cells["margin"] == "failed in 2 of 2"
 
 
 @pytest.mark.slow
-def test_the_report(tmp_path):
-    """It has every method, what failed, and the papers' figures."""
+def test_report_has_methods_failures_and_papers(tmp_path):
     pytest.importorskip("matplotlib")
     from registered import report
 
@@ -155,29 +155,29 @@ def test_the_report(tmp_path):
         plan.Group("cifar10", plan.PAIR, (0,), model=plan.RESNET20),
         plan.Group("ptb", plan.PAIR, (0, 1)),
     ]
-    made = [row(s, random.uniform(0.8, 0.9)) for g in groups for s in g.specs()]
+    rows = [row(s, random.uniform(0.8, 0.9)) for g in groups for s in g.specs()]
     failed = Spec("cifar10", "stc", {}, 4, 0, 10_000)
-    made.append(row(failed, None, error="the loss is not finite"))
-    died = Spec("ptb", "float16", {}, 4, 0, 5_000)  # its row does not know the metric
-    made.insert(0, row(died, None, metric=None, curve=[], error="status 1"))
-    alone = Spec("ptb", "dense", {}, 4, 2, 5_000)  # of no pair
-    made.append(row(alone, 8.0))
-    made[-1]["commit"] = "def" * 14 + "-dirty"
-    made[-2]["resumed_at"] = ["fed" * 14]
-    made[-2]["curve"][0]["value"] = None  # not finite on the way
-    report.write(made, tmp_path)
+    rows.append(row(failed, None, error="the loss is not finite"))
+    crashed = Spec("ptb", "float16", {}, 4, 0, 5_000)  # its row has no metric
+    rows.insert(0, row(crashed, None, metric=None, curve=[], error="status 1"))
+    unpaired = Spec("ptb", "dense", {}, 4, 2, 5_000)
+    rows.append(row(unpaired, 8.0))
+    rows[-1]["commit"] = "def" * 14 + "-dirty"
+    rows[-2]["resumed_at"] = ["fed" * 14]
+    rows[-2]["curve"][0]["value"] = None  # not finite at this step
+    report.write(rows, tmp_path)
     page = (tmp_path / "report.md").read_text(encoding="utf-8")
     for label in ("dense", "float16", *plan.ABLATION, "sign_sgd", "stc"):
         assert f"| {label} |" in page
     assert "1 of abcabcabcabc, then fedfedfedfed; 1 of defdefdefdef-dirty." in page
     assert "All are of commit abcabcabcabc." in page
     assert f"`{failed.command}`: the loss is not finite" in page
-    (head,) = (
+    (heading,) = (
         line
         for line in page.splitlines()
         if "| perplexity |" in line and "method" in line
     )
-    columns = [cell.strip() for cell in head.strip("|").split("|")]
+    columns = [cell.strip() for cell in heading.strip("|").split("|")]
     (dgc,) = (
         line
         for line in page.split("## ptb")[1].split("## ")[0].splitlines()
@@ -195,7 +195,7 @@ def test_the_report(tmp_path):
     assert line.split(" | ")[4] == "3"
     assert "| sign_sgd | dgc | 3 |" in page
     assert "| + warm-up | + factor masking | 3 |" in page
-    assert "Time to an accuracy" not in page  # without a row of it
+    assert "Time to an accuracy" not in page  # no such rows
     assert plan_page.changes() in page
     assert "2026-11-25: `dgc unmasked` is a method too" in page
     assert "| 93.75 | 93.87 |" in page
@@ -210,7 +210,7 @@ def test_the_report(tmp_path):
 
 
 @pytest.mark.slow
-def test_the_report_of_times_over_links(tmp_path):
+def test_report_of_time_over_links(tmp_path):
     pytest.importorskip("matplotlib")
     shared = dict.fromkeys(["workers", "steps", "looks", "width", "cpus"], 2)
     shared |= {"task": "digits", "rate": "1gbit", "processor": "one", "attempt": 0}

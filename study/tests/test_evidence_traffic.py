@@ -1,10 +1,10 @@
-"""What `study/evidence.py` says of bytes on links, beside those handed over."""
+"""Bytes on the links of a ring in the report of `study/evidence.py`."""
 
 import dataclasses
 
 import pytest
 from evidence_rows import row
-from registered import comparison, plan, registry, traffic
+from registered import comparisons, plan, registry, traffic
 from registered.specs import Spec
 from selection import exhaustive
 
@@ -13,12 +13,12 @@ from tf_dgc.collectives.cost_model import request_cost
 from tf_dgc.optimizers import autotune
 
 
-def built(spec):
-    """Return the optimizer of a run, without warm-up."""
-    own = {"warmup_epochs": 1e-9} if spec.method == "dgc" else {}
-    bare = dataclasses.replace(spec, settings={"method": own})
-    task = registry.make_task(bare, None)
-    optimizer = registry.make_optimizer(bare, traffic._Length(task.recipe, 1000))
+def create_optimizer(spec):
+    """Return the optimizer of a run, built, without warm-up."""
+    arguments = {"warmup_epochs": 1e-9} if spec.method == "dgc" else {}
+    spec = dataclasses.replace(spec, settings={"method": arguments})
+    task = registry.make_task(spec, None)
+    optimizer = registry.make_optimizer(spec, traffic._TaskSize(task.recipe, 1000))
     optimizer.build(task.model().trainable_variables)
     return optimizer
 
@@ -32,44 +32,43 @@ def built(spec):
         *(("mnist", "dgc", n) for n in (4, 8)),
     ],
 )
-def test_bytes_on_a_ring(task, method, workers):
-    """They are what the package expects of a step."""
+def test_ring_bytes_match_the_cost_model(task, method, workers):
     spec = Spec(task, method, {}, workers, 0, 5000)
-    optimizer = built(spec)
-    asked = autotune.request_sizes(optimizer.compressor, optimizer.tensors, workers)
-    handed = sum(each.num_bytes for each in asked)
-    expected = sum(request_cost(Ring(), each, workers).sent for each in asked)
-    assert traffic.on_a_ring(spec, handed, 1) == pytest.approx(expected, rel=1e-3)
+    optimizer = create_optimizer(spec)
+    requests = autotune.request_sizes(optimizer.compressor, optimizer.tensors, workers)
+    num_bytes = sum(request.num_bytes for request in requests)
+    expected = sum(request_cost(Ring(), r, workers).sent for r in requests)
+    assert traffic.ring_bytes(spec, num_bytes, 1) == pytest.approx(expected, rel=1e-3)
 
 
 @pytest.mark.parametrize(("task", "batch"), [("mnist", 32), ("ptb", 20)])
-def test_the_beginning_of_a_warm_up_may_be_summed(task, batch):
-    """With 8 workers, a quarter of the entries would be more, if it were gathered."""
-    tensors = built(Spec(task, "dgc", {}, 4, 0, 100)).tensors
+def test_first_warm_up_steps_may_be_dense(task, batch):
+    """With 8 workers, gathering a quarter of the entries would send more."""
+    tensors = create_optimizer(Spec(task, "dgc", {}, 4, 0, 100)).tensors
     whole = 4 * sum(tensor.size for tensor in tensors)
     for workers, share in ((4, 0), (8, 1 / 4)):
         dense = round(share * traffic.EXAMPLES[task] / (batch * workers))
         spec = Spec(task, "dgc", {}, workers, 0, 5000)
-        found = traffic.on_a_ring(spec, whole * 5000, 5000)
+        ring_bytes = traffic.ring_bytes(spec, whole * 5000, 5000)
         small = (
             sum(4 * t.size for t in tensors if t.uncompressed) if task == "ptb" else 0
         )
         summed = 5000 * small + dense * (whole - small)
         gathered = whole * 5000 - summed
         expected = 2 * (workers - 1) / workers * summed + (workers - 1) * gathered
-        assert found == pytest.approx(expected, rel=1e-3)
+        assert ring_bytes == pytest.approx(expected, rel=1e-3)
 
 
-def test_what_is_compared():
+def test_ring_bytes_of_sums_and_gathers():
     dense, gathered = (Spec("mnist", m, {}, 8, 0, 10) for m in ("dense", "qsgd"))
-    assert traffic.on_a_ring(dense, 800, 10) == 1400
-    assert traffic.on_a_ring(gathered, 800, 10) == 5600
+    assert traffic.ring_bytes(dense, 800, 10) == 1400
+    assert traffic.ring_bytes(gathered, 800, 10) == 5600
     specs = plan.Group("mnist", plan.PAIR, (0,), workers=8).specs()
-    (found,) = comparison.comparisons([row(spec) for spec in specs])
-    handed = found.sent_at_end("dgc")
-    assert found.on_a_ring("dgc", handed, 1) == 7 * handed
-    assert found.on_a_ring("float16", None) is None
+    (comparison,) = comparisons.from_rows([row(spec) for spec in specs])
+    num_bytes = comparison.bytes_per_step_at_end("dgc")
+    assert comparison.ring_bytes("dgc", num_bytes, 1) == 7 * num_bytes
+    assert comparison.ring_bytes("float16", None) is None
 
 
-def test_all_tasks_are_known():
+def test_every_task_has_steps_and_examples():
     assert plan.STEPS.keys() == traffic.EXAMPLES.keys() == registry.TASKS.keys()

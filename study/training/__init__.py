@@ -1,1 +1,1 @@
-"""How a run trains: workers of one process or of several, saved on the way."""
+"""Trainers of one process and of worker processes, with checkpoints."""

@@ -1,54 +1,54 @@
-"""Searches for a learning rate, and which rate a search chose."""
+"""Searches for a learning rate."""
 
 import math
 
 
 def best_rate(rates, value_of, more=2):
-    """Return the learning rate with the least value, and not one at the edge.
+    """Return the learning rate with the smallest value.
 
-    Where the best one is the smallest or the largest, half of it or twice as much is
-    tried too.
+    If the best rate is the smallest or the largest one, half or twice that rate is
+    tried as well.
 
     Args:
-        rates: the first to be tried.
-        value_of: function of a rate; not finite, or None, if it does not train.
-        more: how often to go further, at most.
+        rates: rates to try first.
+        value_of: function of a rate that returns its value; not finite or None if
+            training diverges.
+        more: maximum number of further rates.
     """
-    found = {}
+    values = {}
 
     def value(rate):
-        if rate not in found:
+        if rate not in values:
             result = value_of(rate)
             finite = result is not None and math.isfinite(result)
-            found[rate] = result if finite else math.inf
-        return found[rate]
+            values[rate] = result if finite else math.inf
+        return values[rate]
 
     best = min(sorted(rates), key=value)
     for _ in range(more):
-        if len(found) == 1 or min(found) < best < max(found):
+        if len(values) == 1 or min(values) < best < max(values):
             break
-        value(2 * best if best == max(found) else best / 2)
-        best = min(sorted(found), key=found.get)
+        value(2 * best if best == max(values) else best / 2)
+        best = min(sorted(values), key=values.get)
     return best
 
 
-def chosen(values):
-    """Return the rate that a search found, or None.
+def rate_with_least_value(values):
+    """Return the rate with the smallest finite value, or None.
 
     Args:
-        values: those of its runs by rate, of which less is better; not finite, or
-            None, where it does not train.
+        values: values by rate; not finite or None if training diverged.
     """
     finite = {r: v for r, v in values.items() if v is not None and math.isfinite(v)}
     return min(sorted(finite), key=finite.get, default=None)
 
 
-def edge(rate, tried):
-    """Return "yes" if a rate is the least or the largest of those tried, else None.
+def edge(rate, rates):
+    """Return "yes" if a rate is the smallest or the largest of several, else None.
 
     Args:
-        rate: the chosen one.
-        tried: all rates it was chosen from; of one or none nothing is said.
+        rate: the selected rate.
+        rates: all rates of the search.
     """
-    at_edge = len(tried) > 1 and rate in (min(tried), max(tried))
+    at_edge = len(rates) > 1 and rate in (min(rates), max(rates))
     return "yes" if at_edge else None

@@ -1,4 +1,4 @@
-"""Workers of one process that train a task together, and all that they remember."""
+"""Workers of one process that train a task together, and their complete state."""
 
 import keras
 import numpy as np
@@ -8,20 +8,20 @@ from training import states
 
 
 class Replicas:
-    """A model and an optimizer under a strategy of N workers, on their way.
+    """A model and an optimizer under a strategy of N workers.
 
-    Every worker has a replica of the model; their normalization is over their own
-    batch. All are given the same weights at the beginning.
+    Every worker has a replica of the model, with the same initial weights, and
+    normalizes over its own batch.
 
     Args:
-        task: a `tasks.Task`.
+        task: a `recipe_task.Task`.
         make_optimizer: called without arguments in the scope of the strategy.
-        strategy: of `trainer.make_strategy`.
-        seed: seed of the weights, the order of the data and all else that is random.
+        strategy: strategy of `trainer.make_strategy`.
+        seed: seed of the weights, the order of the data and all other randomness.
 
     Attributes:
-        step: number of steps taken.
-        optimizer: what `make_optimizer` returned.
+        step: number of completed steps.
+        optimizer: the result of `make_optimizer`.
     """
 
     def __init__(self, task, make_optimizer, strategy, seed):
@@ -29,18 +29,18 @@ class Replicas:
         self._task, self._strategy, self._seed = task, strategy, seed
         self._workers = strategy.num_replicas_in_sync
         keras.utils.set_random_seed(seed)
-        self._measured = task.model()
+        self._evaluation_model = task.model()
         with strategy.scope():
             self._model = task.model()
             self.optimizer = make_optimizer()
             self.optimizer.build(self._model.trainable_variables)
-        self._model.set_weights(self._measured.get_weights())
+        self._model.set_weights(self._evaluation_model.get_weights())
         self._loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
         self._carry = [np.stack([a] * self._workers) for a in task.carry()]
         self._train = tf.function(self._on_all_workers, autograph=False)
 
     def train(self):
-        """Take a step, wait for it and return the mean loss."""
+        """Train one step and return the mean loss."""
         batches = [
             self._task.batch(self._seed, self.step, worker, self._workers)
             for worker in range(self._workers)
@@ -55,9 +55,10 @@ class Replicas:
     def evaluate(self):
         """Return the metric, with moving statistics averaged over workers."""
         values = [np.mean(states.values(v), axis=0) for v in self._model.variables]
-        for variable, value in zip(self._measured.variables, values, strict=True):
+        variables = self._evaluation_model.variables
+        for variable, value in zip(variables, values, strict=True):
             variable.assign(value)
-        return self._task.evaluate(self._measured)
+        return self._task.evaluate(self._evaluation_model)
 
     @property
     def num_parameters(self):
@@ -66,20 +67,23 @@ class Replicas:
 
     @property
     def sent_bytes(self):
-        """Number of bytes that a worker handed over; float32 if nobody counts them."""
+        """Bytes that a worker passed to collectives.
+
+        Stock optimizers do not count them; theirs are dense float32 gradients.
+        """
         stats = getattr(self.optimizer, "stats", None)
         return stats.bytes if stats else 4 * self.num_parameters * self.step
 
     def state(self):
-        """Return everything that the next steps follow from, NumPy arrays by name."""
-        found = states.take(self._variables())
+        """Return the complete state of the run as NumPy arrays by name."""
+        values = states.get_values(self._variables())
         carry = {f"carry{i}": np.asarray(a) for i, a in enumerate(self._carry)}
-        return {"step": np.int64(self.step), **found, **carry}
+        return {"step": np.int64(self.step), **values, **carry}
 
     def restore(self, state):
-        """Go on from a `state` of a run with the same task, method and workers."""
+        """Resume from a `state` of a run with the same task, method and workers."""
         self.step = int(state["step"])
-        states.put(self._variables(), state)
+        states.set_values(self._variables(), state)
         self._carry = [state[f"carry{i}"] for i in range(len(self._carry))]
 
     def _variables(self):
@@ -101,7 +105,7 @@ class Replicas:
             outputs, carry = self._task.outputs(
                 self._model, inputs[worker], [c[worker] for c in carry], seed
             )
-            # Keras's losses are divided by the number of workers within a strategy.
+            # Within a strategy, Keras divides losses by the number of workers.
             scaled = self._loss(targets[worker], outputs)
         self.optimizer.apply(tape.gradient(scaled, variables), variables)
         return scaled * self._workers, carry

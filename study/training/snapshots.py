@@ -1,4 +1,4 @@
-"""Weights as they were on the way of a run, which are evaluated when it is over."""
+"""Snapshots of weights during a run, evaluated after the run."""
 
 import time
 
@@ -6,76 +6,76 @@ from tasks import small
 
 
 class Snapshots:
-    """Copies of weights at equal times; evaluating them costs the run no time.
+    """Snapshots at equal intervals of time.
 
     Args:
-        every: seconds from one to the next.
+        every: seconds between two snapshots.
     """
 
     def __init__(self, every):
         self._every, self._next = every, 0.0
-        self._taken = []
+        self._snapshots = []
 
-    def take_if_due(self, weights, seconds, updates):
-        """Keep the weights, if it is time to.
+    def take_if_due(self, get_weights, seconds, updates):
+        """Copy the weights if a snapshot is due.
 
         Args:
-            weights: function that returns copies of them.
-            seconds: since the run began.
-            updates: of the optimizer by now.
+            get_weights: function that returns copies of the weights.
+            seconds: seconds since the run began.
+            updates: updates that the optimizer has done.
         """
         if seconds >= self._next:
             self._next = self._every * (1 + seconds // self._every)
-            self._taken.append((seconds, updates, weights()))
+            self._snapshots.append((seconds, updates, get_weights()))
 
     def curve(self, task, weights, seconds, updates):
-        """Return [(seconds, updates, accuracy)], the last one of the run's end.
+        """Return [(seconds, updates, accuracy)] including the end of the run.
 
         Args:
-            task: task that says how good a model is.
-            weights: weights at the end.
-            seconds: that the run took.
-            updates: of the optimizer by then.
+            task: task whose `evaluate` returns the accuracy.
+            weights: final weights.
+            seconds: duration of the run.
+            updates: number of updates of the run.
         """
-        taken = [each for each in self._taken if each[0] < seconds]
-        return evaluated(task, [*taken, (seconds, updates, weights)])
+        snapshots = [each for each in self._snapshots if each[0] < seconds]
+        return evaluate_snapshots(task, [*snapshots, (seconds, updates, weights)])
 
 
-class Looks:
-    """Copies of weights at equal numbers of updates, before the first one too.
+class UpdateSnapshots:
+    """Snapshots at equal numbers of updates, including one before the first update.
 
     Args:
-        number: of copies behind a first one, at update 0.
-        updates: at which the last one is taken; `number` at least.
+        number: number of snapshots after the first one.
+        updates: number of updates of the run; at least `number`.
 
     Attributes:
-        taken: (seconds, updates, weights) of each.
-        copying: seconds that copying has taken.
+        snapshots: (seconds, updates, weights) of each.
+        copying: seconds spent on copying.
     """
 
     def __init__(self, number, updates):
         self._due = {round(updates * i / number) for i in range(number + 1)}
-        self.taken, self.copying = [], 0.0
+        self.snapshots, self.copying = [], 0.0
 
-    def take_if_due(self, weights, seconds, updates):
-        """Keep the weights, if they are to be; see `Snapshots`."""
+    def take_if_due(self, get_weights, seconds, updates):
+        """Copy the weights if a snapshot is due; see `Snapshots`."""
         if updates in self._due:
             start = time.perf_counter()
-            self.taken.append((seconds, updates, weights()))
+            self.snapshots.append((seconds, updates, get_weights()))
             self.copying += time.perf_counter() - start
 
 
-def evaluated(task, taken):
-    """Return [(seconds, updates, accuracy)] of [(seconds, updates, weights)].
+def evaluate_snapshots(task, snapshots):
+    """Return [(seconds, updates, accuracy)] for [(seconds, updates, weights)].
 
     Args:
-        task: task that says how good a model is.
-        taken: weights, and when they were those of the model.
+        task: task whose `evaluate` returns the accuracy.
+        snapshots: snapshots of the weights.
     """
     model = task.model()
     predict = small.predictor(model)
-    found = []
-    for at, done, values in taken:
-        model.set_weights(values)
-        found.append((round(at, 3), done, task.evaluate(predict)))
-    return found
+    curve = []
+    for seconds, updates, weights in snapshots:
+        model.set_weights(weights)
+        curve.append((round(seconds, 3), updates, task.evaluate(predict)))
+    return curve

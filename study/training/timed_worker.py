@@ -1,4 +1,4 @@
-"""A worker of `time_to_accuracy.py`, timed from the weights as they were drawn."""
+"""A worker of `time_to_accuracy.py`, timed from its initial weights."""
 
 import numpy as np
 
@@ -7,57 +7,69 @@ from training import evaluating_worker, snapshots, states
 
 
 class Worker(evaluating_worker.Worker):
-    """A worker that begins at update 0 and, with all others, looks when all is over.
+    """A worker whose run begins at update 0, and which shares the evaluation.
 
-    "warm" takes steps, by which functions are traced and connections made, and then
-    puts weights, statistics, the optimizer's state and what is drawn back as they were.
-    "curve" is answered by the accuracy of a part of the copies, each worker's another
-    one, and by sums of all of them, by which workers are compared.
+    "warm" takes steps to trace functions and open connections, and then restores the
+    weights, layer statistics, the optimizer's state and the order of the data. "curve"
+    returns the accuracies of this worker's share of the snapshots, and a checksum of
+    each snapshot, by which the workers' weights are compared.
 
     Args:
-        settings: of `evaluating_worker.Worker`, and `seed` and `looks`.
-        task: one of `timed_tasks`.
+        settings: settings of `evaluating_worker.Worker`, and `seed` and `looks`.
+        task: one of `tasks.timed.TASKS`.
         make_optimizer: function of the settings that returns the optimizer.
     """
 
     def __init__(self, settings, task, make_optimizer):
-        self._part = slice(settings["rank"], None, len(settings["speeds"]))
-        self._draw_by = settings["seed"], task.recipe.batch_size
-        looks = snapshots.Looks(settings["looks"], settings["updates"])
-        super().__init__(settings, task, self._draw_by, make_optimizer, looks)
+        self._share = slice(settings["rank"], None, len(settings["speeds"]))
+        self._seed, self._batch_size = settings["seed"], task.recipe.batch_size
+        super().__init__(
+            settings,
+            task,
+            self._seed,
+            self._batch_size,
+            make_optimizer,
+            snapshots.UpdateSnapshots(settings["looks"], settings["updates"]),
+        )
 
     def answer(self, request):
-        """Do what is asked for."""
+        """Handle a request of the parent."""
         if request["do"] == "warm":
-            return self._warm_and_restored()
+            return self._warm_up_and_restore()
         if request["do"] == "run":
-            self._look(0.0, 0)
+            self._take_snapshot(0.0, 0)
         return super().answer(request)
 
-    def _warm_and_restored(self):
-        before = self._variables()
-        drawn = states.take(before)
-        found = super().answer({"do": "warm"})
-        if len(self._variables()) != len(before):
+    def _warm_up_and_restore(self):
+        variables = self._variables()
+        initial = states.get_values(variables)
+        reply = super().answer({"do": "warm"})
+        if len(self._variables()) != len(variables):
             raise RuntimeError("The first steps have made variables")
-        states.put(before, drawn)
-        self._draw = self._task.draws(*self._draw_by)
-        return found
+        states.set_values(variables, initial)
+        self._draw = self._task.draws(self._seed, self._batch_size)
+        return reply
 
     def _variables(self):
         return [*self.model.variables, *self.optimizer.variables]
 
     def _curve(self, seconds):
         del seconds
-        taken = [(*when, self._averaged(w)) for *when, w in self._snapshots.taken]
-        sums = [float(sum(np.sum(w, dtype=np.float64) for w in ws)) for *_, ws in taken]
-        curve = snapshots.evaluated(self._task, taken[self._part])
+        averaged = [
+            (seconds, updates, self._average_statistics(weights))
+            for seconds, updates, weights in self._snapshots.snapshots
+        ]
+        sums = [
+            float(sum(np.sum(w, dtype=np.float64) for w in weights))
+            for *_, weights in averaged
+        ]
+        curve = snapshots.evaluate_snapshots(self._task, averaged[self._share])
         return {"curve": curve, "sums": sums, "copying": self._snapshots.copying}
 
-    def _averaged(self, weights):
-        """Return weights with the mean of all workers' statistics, as `fit` has it.
+    def _average_statistics(self, weights):
+        """Return weights with layer statistics averaged over workers, as in `fit`.
 
-        That is a collective, and so it waits until the run is over.
+        This is a collective, so it waits until the run is over.
         """
         self.model.set_weights(weights)
         tf_dgc.average_statistics(self.model)

@@ -1,10 +1,10 @@
-"""One worker of `time_to_accuracy.py`, which does what it is told.
+"""A worker process of `time_to_accuracy.py`.
 
     PYTHONPATH=study:benchmarks python study/workers/accuracy_worker.py SETTINGS
 
-"warm" takes first steps and undoes them; "run" goes on until the optimizer has had so
-many updates, by new examples in each step; and "curve" is answered by the accuracy of
-weights on the way, each worker by that of some of them.
+It handles three requests: "warm" takes first steps and undoes them; "run" trains until
+the optimizer has done the requested number of updates; "curve" returns the accuracies
+of this worker's share of the snapshots.
 """
 
 import json
@@ -18,14 +18,14 @@ import tf_dgc
 
 
 def make_worker(settings):
-    """Return a worker of the task."""
+    """Return the worker of the task in `settings`."""
     part = settings["rank"], len(settings["speeds"])
     task = TASKS[settings["task"]](settings["folder"], settings["width"], part)
     return Worker(settings, task, lambda _: _optimizer(settings, task.recipe))
 
 
 def _optimizer(settings, recipe):
-    """Return the optimizer of a method, with the recipe of the dense run."""
+    """Return the optimizer of a method around the SGD of the recipe."""
     method, updates = settings["mode"], settings["updates"]
     sgd = recipe.sgd(updates)
     if method == "dense":

@@ -1,10 +1,10 @@
-"""One worker of `server_training.py`, or its server; both do what they are told.
+"""A worker or server process of `server_training.py`.
 
     PYTHONPATH=study:benchmarks python study/workers/server_training_worker.py SETTINGS
 
-As `server_worker.py`, but "run" goes on until the optimizer has had so many updates, by
-new examples in each step; and "curve" is answered by the accuracy of the weights at
-equal times, by the server or, where there is none, by worker 0.
+It differs from `server_worker.py` in two requests: "run" trains until the optimizer has
+done the requested number of updates, with new examples in each step; "curve" returns
+the accuracy at equal intervals of time, from the server or, without one, from worker 0.
 """
 
 import json
@@ -23,7 +23,7 @@ import tf_dgc
 
 
 class Server(server_processes.Server):
-    """The server, which keeps snapshots of what it serves: so that they cost no bytes.
+    """A server that takes snapshots of its weights, which costs no network traffic.
 
     Args:
         task: task of this process.
@@ -37,7 +37,7 @@ class Server(server_processes.Server):
         self._is_over = threading.Event()
 
     def answer(self, request):
-        """Return what has been done so far, or the curve."""
+        """Handle a request of the parent."""
         if request["do"] == "run":
             threading.Thread(target=self._watch, daemon=True).start()
         if request["do"] == "curve":
@@ -51,27 +51,31 @@ class Server(server_processes.Server):
             self._snapshots.take_if_due(self._weights, seconds, self.model.clock)
 
     def _weights(self):
-        # What `numpy` returns may be the memory that the next update changes.
+        # `numpy` may return a view of memory that the next update changes.
         return [np.array(v.numpy()) for v in self.model.variables]
 
     def _curve(self, seconds):
         self._is_over.set()
         task = Digits(self._settings["folder"], self._settings["width"])
-        last = self._weights(), seconds, self.model.clock
-        return {"curve": self._snapshots.curve(task, *last)}
+        curve = self._snapshots.curve(task, self._weights(), seconds, self.model.clock)
+        return {"curve": curve}
 
 
 def make_worker(settings):
-    """Return a worker, of which the first looks where there is no server."""
+    """Return a worker; without a server, the first one takes snapshots."""
     rank, number = settings["rank"], len(settings["speeds"])
-    task = Digits(settings["folder"], settings["width"], (rank, number))
-    by = [settings["seed"], rank], settings["batch_size"]
-    looks = rank == 0 and settings["mode"] not in server_processes.SERVED
-    snapshots = Snapshots(settings["every"]) if looks else None
-    return evaluating_worker.Worker(settings, task, by, optimizer, snapshots)
+    has_server = settings["mode"] in server_processes.SERVED
+    return evaluating_worker.Worker(
+        settings,
+        Digits(settings["folder"], settings["width"], (rank, number)),
+        [settings["seed"], rank],
+        settings["batch_size"],
+        make_optimizer,
+        None if has_server or rank else Snapshots(settings["every"]),
+    )
 
 
-def optimizer(settings):
+def make_optimizer(settings):
     """Return the optimizer of a mode."""
     decay = keras.optimizers.schedules.CosineDecay
     rate = decay(settings["learning_rate"], settings["updates"])
@@ -81,15 +85,17 @@ def optimizer(settings):
     if settings["mode"] == "dense":
         return inner
     if settings["mode"] == "dgc":
-        by = settings["sparsity"], settings["factor_masking"]
+        masking = settings["factor_masking"]
         return tf_dgc.DGCOptimizer(
-            inner, by[0], corrections=tf_dgc.Corrections(factor_masking=by[1])
+            inner,
+            settings["sparsity"],
+            corrections=tf_dgc.Corrections(factor_masking=masking),
         )
     return server_processes.optimizer(inner, settings)
 
 
 def main(settings):
-    """Do what the parent asks for."""
+    """Serve the parent's requests."""
     server_processes.serve(
         lambda task: Server(task, settings), lambda: make_worker(settings)
     )

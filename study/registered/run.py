@@ -1,4 +1,4 @@
-"""One run, which goes on where it was interrupted."""
+"""A resumable run."""
 
 import io
 import json
@@ -15,27 +15,27 @@ from registered.specs import INTERRUPTED
 from tf_dgc._internals import tracing
 from tf_dgc.multiworker.launch import onednn
 
-EVALUATIONS = 10  # during a run
+EVALUATIONS = 10  # per run
 
 
 class Run:
-    """A run in pieces: what it remembers is saved after a step, and every few minutes.
+    """A run that saves a checkpoint after its first step and every few minutes.
 
-    It goes on with the same bits as one that was not interrupted. While a file
-    `PAUSE` is in the folder it waits between two steps.
+    A resumed run gives the same bits as an uninterrupted one. While the folder has a
+    file `PAUSE`, the run waits between two steps.
 
     Args:
         spec: a `specs.Spec`.
         data: folder of the data sets.
-        work: folder of what is remembered (`running`), and of finished rows (`runs`).
-        strategy: of `trainer.make_strategy`.
+        work: folder of checkpoints (`running`) and of finished rows (`runs`).
+        strategy: strategy of `trainer.make_strategy`.
         commit: commit of this checkout.
-        save_every: seconds from one saving to the next.
-        other_commit: whether it may go on where it was begun at another commit, which
-            the row then says; the bits may be others.
+        save_every: seconds between two checkpoints.
+        other_commit: whether to resume a run that was begun at another commit. The row
+            then has both commits, and the result may differ in bits.
 
     Raises:
-        ValueError: if it was begun at another commit, and may not go on at this one.
+        ValueError: if the run was begun at another commit and `other_commit` is false.
     """
 
     def __init__(
@@ -50,7 +50,7 @@ class Run:
     ):
         work = pathlib.Path(work)
         self._spec, self._work, self._save_every = spec, work, save_every
-        self._file = spec.saved_in(work)
+        self._checkpoint = spec.checkpoint(work)
         self._commits = self._commits_with(commit, other_commit)
         self._pause = work / "PAUSE"
         self._stopped = False
@@ -63,36 +63,34 @@ class Run:
         )
         self._curve, self._losses, self._seconds = [], [], 0.0
         self._started = rows.now()
-        if self._file.exists():
+        if self._checkpoint.exists():
             self._restore()
 
     def finish(self):
-        """Train to the end and add the row; a loss that is not finite ends it too.
+        """Train to the end, or until the loss is not finite, and append the row.
 
         Raises:
-            SystemExit: with `INTERRUPTED`, after saving, where a signal asked for it.
+            SystemExit: with `INTERRUPTED`, after saving, if a signal interrupts.
         """
         for number in (signal.SIGTERM, signal.SIGINT):
             signal.signal(number, self._stop)
-        saved = -math.inf  # the first step is saved: so it is seen that there was one
+        # Saving the first step tells the queue that the run was able to start.
+        saved_at = -math.inf
         every = max(1, self._spec.steps // EVALUATIONS)
         while self._replicas.step < self._spec.steps and self._finite():
             self._advance(every)
-            if self._stopped or time.monotonic() - saved > self._save_every:
+            if self._stopped or time.monotonic() - saved_at > self._save_every:
                 self.save()
-                saved = time.monotonic()
-            self._wait()
+                saved_at = time.monotonic()
+            self._wait_while_paused()
         rows.append(self._work / "runs", self.row())
-        self._file.unlink(missing_ok=True)
+        self._checkpoint.unlink(missing_ok=True)
 
     def row(self):
-        """Return the row of the run as far as it is."""
+        """Return the row of the run so far."""
         value = self._curve[-1]["value"] if self._finite() and self._curve else None
-        told = self._error(value)
-        if self._commits[1:]:
-            told["resumed_at"] = self._commits[1:]
         spec = self._spec
-        return {
+        row = {
             "task": spec.task,
             "method": spec.method,
             "settings": spec.settings,
@@ -109,8 +107,11 @@ class Run:
             "started": self._started,
             "processor": onednn.processor(),
             "onednn": tracing.uses_onednn(),
-            **told,
+            **self._error(value),
         }
+        if self._commits[1:]:
+            row["resumed_at"] = self._commits[1:]
+        return row
 
     def _error(self, value):
         if not self._finite():
@@ -120,7 +121,7 @@ class Run:
         return {}
 
     def save(self):
-        """Save all that the rest of the run follows from, in one file."""
+        """Save a checkpoint with the complete state of the run."""
         notes = {
             "curve": self._curve,
             "losses": self._losses,
@@ -131,28 +132,28 @@ class Run:
         }
         content = io.BytesIO()
         np.savez(content, notes=json.dumps(notes), **self._replicas.state())
-        self._file.parent.mkdir(parents=True, exist_ok=True)
-        rows.replace(self._file, content.getvalue())
+        self._checkpoint.parent.mkdir(parents=True, exist_ok=True)
+        rows.replace(self._checkpoint, content.getvalue())
 
     def _commits_with(self, commit, other_commit):
-        """Return the commits of the run in their order, with this one."""
-        if not self._file.exists():
+        """Return the commits of the run in order, including this one."""
+        if not self._checkpoint.exists():
             return [commit]
-        with np.load(self._file) as state:
+        with np.load(self._checkpoint) as state:
             notes = json.loads(str(state["notes"]))
-        before = [notes["commit"], *notes.get("resumed_at", [])]
-        if before[-1] == commit:
-            return before
+        commits = [notes["commit"], *notes.get("resumed_at", [])]
+        if commits[-1] == commit:
+            return commits
         if not other_commit:
             raise ValueError(
-                f"A run goes on at the commit that it was begun at, {before[-1]}, "
+                f"A run goes on at the commit that it was begun at, {commits[-1]}, "
                 "unless `other_commit=True` (`--other_commit`). Received: "
-                f"commit={commit!r}, and {self._file}"
+                f"commit={commit!r}, and {self._checkpoint}"
             )
-        return [*before, commit]
+        return [*commits, commit]
 
     def _restore(self):
-        with np.load(self._file) as state:
+        with np.load(self._checkpoint) as state:
             notes = json.loads(str(state["notes"]))
             self._replicas.restore(state)
         self._curve, self._losses = notes["curve"], notes["losses"]
@@ -163,12 +164,12 @@ class Run:
         self._losses.append(self._replicas.train())
         step = self._replicas.step
         at_end = step == self._spec.steps
-        point = (step % every == 0 and self._spec.steps - step >= every) or at_end
-        value = self._replicas.evaluate() if point and self._finite() else None
+        evaluates = (step % every == 0 and self._spec.steps - step >= every) or at_end
+        value = self._replicas.evaluate() if evaluates and self._finite() else None
         if value is not None and not math.isfinite(value):
-            value = None  # no figure, but the loss may be finite, and come down
+            value = None  # the loss may be finite, and training may recover
         self._seconds += time.monotonic() - start
-        if point or not self._finite():
+        if evaluates or not self._finite():
             self._add_point(value)
 
     def _add_point(self, value):
@@ -187,7 +188,7 @@ class Run:
     def _finite(self):
         return not self._losses or math.isfinite(self._losses[-1])
 
-    def _wait(self):
+    def _wait_while_paused(self):
         if self._pause.exists() and not self._stopped:
             self.save()
         while self._pause.exists() and not self._stopped:

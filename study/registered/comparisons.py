@@ -1,4 +1,4 @@
-"""What the rows say of each method: means, differences by pairs, and bytes."""
+"""Comparisons of the methods of one task: means, paired differences, and bytes."""
 
 import dataclasses
 import statistics
@@ -10,13 +10,13 @@ from registered.specs import Spec
 
 @dataclasses.dataclass(frozen=True)
 class Unit:
-    """How a task's values are written.
+    """How the report writes a task's values.
 
     Attributes:
-        factor: of a value.
+        factor: multiplies a value.
         of_value: unit of a value times its factor.
-        of_difference: unit of a difference; relative ones are in per cent.
-        digits: behind the point.
+        of_difference: unit of a difference; relative differences are in per cent.
+        digits: digits after the decimal point.
     """
 
     factor: int
@@ -51,7 +51,7 @@ class Comparison:
 
     @property
     def metric(self):
-        """Name of what was measured; rows of processes that failed do not have it."""
+        """Name of the metric; rows of failed processes lack it."""
         from registered import registry  # loads TensorFlow
 
         return registry.TASKS[self.task].metric
@@ -64,12 +64,12 @@ class Comparison:
     @property
     def labels(self):
         """Labels of the methods, in the order of the plan; others last."""
-        found = dict.fromkeys(map(plan.label_of, self.rows))
+        labels = dict.fromkeys(map(plan.label_of, self.rows))
         others = plan.UNMASKED, plan.TIGHTER, *plan.FOR_LENGTHS
-        order = [*plan.ALL, *others, *plan.ABLATION, *plan.OTHERS]
-        return sorted(found, key=lambda label: _position(label, order))
+        order = [*plan.ALL, *others, *plan.ABLATION, *plan.OTHER_METHODS]
+        return sorted(labels, key=lambda label: _position(label, order))
 
-    def of(self, label):
+    def rows_of(self, label):
         """Return the rows of a label that ended with a value."""
         return [
             row for row in self.rows if plan.label_of(row) == label and has_value(row)
@@ -82,88 +82,91 @@ class Comparison:
             label: label of the rows.
             seeds: seeds of the rows; None for all.
         """
-        found = {row["seed"]: row["value"] for row in self.of(label)}
-        values = [v for seed, v in found.items() if seeds is None or seed in seeds]
+        by_seed = {row["seed"]: row["value"] for row in self.rows_of(label)}
+        values = [v for seed, v in by_seed.items() if seeds is None or seed in seeds]
         return self.unit.factor * statistics.mean(values) if values else None
 
     def difference(self, label, other="dense"):
         """Return the paired difference, in the unit of the task's differences.
 
-        Seeds that led to a label are no evidence about it, and are left out.
+        Leaves out seeds whose results led to the label: they are no evidence about it.
         """
         factor = self.unit.factor
         relative = self.unit.of_difference == "%"
 
-        def scaled(mine, theirs):
-            return 100 * (mine / theirs - 1) if relative else factor * (mine - theirs)
+        def scale(value, other_value):
+            if relative:
+                return 100 * (value / other_value - 1)
+            return factor * (value - other_value)
 
-        led = plan.LED_TO.get(label, {}).get(self.task, ())
-        rows = [row for row in self.rows if row["seed"] not in led]
-        return intervals.paired(rows, label, other, plan.label_of, scaled)
+        excluded = plan.EXCLUDED_SEEDS.get(label, {}).get(self.task, ())
+        rows = [row for row in self.rows if row["seed"] not in excluded]
+        return intervals.paired(rows, label, other, plan.label_of, scale)
 
-    def sent(self, label):
-        """Return the bytes that a worker handed to collectives in a run."""
-        rows = self.of(label)
+    def bytes_sent(self, label):
+        """Return the bytes that a worker passed to collectives in a run."""
+        rows = self.rows_of(label)
         return statistics.mean(r["bytes_per_worker"] for r in rows) if rows else None
 
-    def sent_at_end(self, label):
-        """Return the same per step of the last tenth of a run; None without a row."""
-        rows = [row for row in self.of(label) if len(row["curve"]) > 1]
+    def bytes_per_step_at_end(self, label):
+        """Return a worker's bytes per step in the last tenth of a run, or None."""
+        rows = [row for row in self.rows_of(label) if len(row["curve"]) > 1]
         if not rows:
             return None
         before, last = rows[0]["curve"][-2:]
         return (last["bytes"] - before["bytes"]) / (last["step"] - before["step"])
 
-    def on_a_ring(self, label, handed, steps=None):
-        """Return what of `sent`, or of `sent_at_end`, a link of a ring carries.
+    def ring_bytes(self, label, num_bytes, steps=None):
+        """Return how many bytes a link of a ring carries.
 
         Args:
             label: label of the rows.
-            handed: bytes, or None.
-            steps: number of steps that they are of; None for a whole run.
+            num_bytes: `bytes_sent` or `bytes_per_step_at_end`, or None.
+            steps: number of steps in which they were sent; None for a whole run.
         """
         from registered import traffic  # loads TensorFlow
 
-        if handed is None:
+        if num_bytes is None:
             return None
-        spec = Spec.of(self.of(label)[0])
-        return traffic.on_a_ring(spec, handed, steps or spec.steps)
+        spec = Spec.of(self.rows_of(label)[0])
+        return traffic.ring_bytes(spec, num_bytes, steps or spec.steps)
 
     def verdict(self, label):
-        """Return what the interval says about the plan's margin, in words.
+        """Return how the interval compares with the plan's margin, in words.
 
-        A run without a value is left out of no interval in silence: with one, of the
-        method or of its control, there is no other verdict. The margin is for `dgc`.
+        If a run of the method or of its control has no value, the verdict says so and
+        nothing else. The margin is for `dgc`.
         """
         if self.task not in plan.MARGINS or label == "dense":
             return ""
-        found = self.difference(label)
-        if found.failed:
-            begun = len(found.seeds) + len(found.failed)
-            return f"failed in {len(found.failed)} of {begun}"
+        difference = self.difference(label)
+        if difference.failed:
+            begun = len(difference.seeds) + len(difference.failed)
+            return f"failed in {len(difference.failed)} of {begun}"
         if label != "dgc":
             return "exploratory"
-        # What the planned seeds say is the plan's verdict; before, it may still turn.
-        pairs, planned = len(found.seeds), plan.PLANNED_SEEDS
+        # The verdict of the planned seeds is final; an earlier one may still change.
+        pairs, planned = len(difference.seeds), plan.PLANNED_SEEDS
         early = self.task == "cifar10" and 1 < pairs < planned
         note = f" ({pairs} of {planned} pairs so far)" if early else ""
-        return self._by_interval(found) + note
+        return self._verdict_of_interval(difference) + note
 
-    def _by_interval(self, found):
-        if len(found.seeds) < 2:
+    def _verdict_of_interval(self, difference):
+        if len(difference.seeds) < 2:
             return "no interval yet"
         margin, aim = plan.MARGINS[self.task]
-        worst = found.half_width + (-1 if self.task == "cifar10" else 1) * found.mean
+        sign = -1 if self.task == "cifar10" else 1
+        worst = difference.half_width + sign * difference.mean
         if worst <= aim:
             return f"within the aim, {aim}"
         if worst <= margin:
             return f"not inferior by {margin}"
-        best = worst - 2 * found.half_width
+        best = worst - 2 * difference.half_width
         return f"inferior by more than {margin}" if best > margin else "open"
 
 
-def comparisons(rows):
-    """Return what can be compared, in the order of the plan."""
+def from_rows(rows):
+    """Return the `Comparison`s of rows, in the order of the plan."""
     tasks = list(plan.STEPS)
     groups = {}
     for row in rows:
@@ -172,7 +175,7 @@ def comparisons(rows):
             row["workers"],
             tasks.index(row["task"]),
             tuple(sorted(model.items())),
-            row["steps"],  # with others it is another run
+            row["steps"],  # runs of different lengths are not compared
         )
         groups.setdefault(key, []).append(row)
     return [

@@ -1,4 +1,4 @@
-"""Other ways to say how much top-k sends, for `horizons.py` to compare with."""
+"""Top-k with other rules for the number of entries sent, for `short_runs.py`."""
 
 import math
 
@@ -12,12 +12,12 @@ from tf_dgc.compressors.common import sparse
 from tf_dgc.compressors.common.largest import top_k
 from tf_dgc.compressors.topk import num_sent, tie_offset
 
-MOST = 0.25  # share of a tensor that is sent at most, that of the paper's first stage
-_SLOWNESS = 0.1  # power of the residual's distance from its level, a factor per step
+MAX_DENSITY = 0.25  # share of a tensor; that of the first stage of the paper's warm-up
+_EXPONENT = 0.1  # the density changes by this power of residual norm / level per step
 
 
-class _ByStep(Sparsifier):
-    """Sends as many of the largest entries of a tensor as is found in the step."""
+class _VariableTopK(Sparsifier):
+    """Sends a number of entries that is computed in each step."""
 
     limits_magnitudes = True
 
@@ -25,7 +25,7 @@ class _ByStep(Sparsifier):
         self.value_dtype = value_dtype
 
     def bytes(self, shape, dtype):
-        """Return None: that is found in each step."""
+        """Return None: it differs between steps."""
 
     def _send(self, values, k, draw):
         values = tf.reshape(values, [-1])
@@ -39,16 +39,17 @@ class _ByStep(Sparsifier):
 
 
 @keras.saving.register_keras_serializable(package="tf_dgc_benchmarks")
-class HardThreshold(_ByStep):
-    """Sends what is above a threshold, and so more or less by step and by tensor.
+class HardThreshold(_VariableTopK):
+    """Sends the entries above a threshold.
 
     Sahu et al., "Rethinking gradient sparsification as total error minimization",
-    NeurIPS 2021: one threshold for all steps and tensors. Workers' messages are of one
-    length: each sends as many of its largest entries as are above it on average.
+    NeurIPS 2021: one threshold for all steps and tensors. As the workers' messages have
+    the same length, each worker sends as many of its largest entries as exceed the
+    threshold on average over workers.
 
     Args:
         threshold: lambda, above 0, in units of updates.
-        value_dtype: type of the values, as of `TopK`.
+        value_dtype: type of the values, as in `TopK`.
     """
 
     name = "hard_threshold"
@@ -59,12 +60,12 @@ class HardThreshold(_ByStep):
         self.threshold = threshold
 
     def aggregate(self, values, state, draw):
-        """Count, agree on how many, and send."""
+        """Average the number of entries above the threshold, and send that many."""
         above = tf.abs(values) > self.threshold
-        counted = yield AllReduce(tf.reduce_sum(tf.cast(above, tf.float32))[tf.newaxis])
-        mean = tf.cast(tf.round(counted[0] / draw.num_workers), tf.int32)
+        count = yield AllReduce(tf.reduce_sum(tf.cast(above, tf.float32))[tf.newaxis])
+        mean = tf.cast(tf.round(count[0] / draw.num_workers), tf.int32)
         size = values.shape.num_elements()
-        k = tf.clip_by_value(mean, 1, max(1, int(MOST * size)))
+        k = tf.clip_by_value(mean, 1, max(1, int(MAX_DENSITY * size)))
         return (yield from self._send(values, k, draw))
 
     def get_config(self):
@@ -73,16 +74,16 @@ class HardThreshold(_ByStep):
 
 
 @keras.saving.register_keras_serializable(package="tf_dgc_benchmarks")
-class ResidualLevel(_ByStep):
-    """Sends a quarter of each tensor at first, and less until enough waits.
+class ResidualLevel(_VariableTopK):
+    """Controls the density of each tensor by the norm of its residual.
 
-    A warm-up by the residual's norm instead of by steps: the density of a tensor falls
-    while the residual is below a level, `level` times the largest norm of what a step
-    added so far, and rises above it.
+    A warm-up by the residual's norm instead of by steps: the density is a quarter at
+    first, falls while the residual's norm is below its target, and rises above it. The
+    target is `level` times the largest norm that a step has added so far.
 
     Args:
-        level: norm of the residual that is aimed at, in units of the largest step's.
-        value_dtype: type of the values, as of `TopK`.
+        level: target norm of the residual, in units of the largest step's norm.
+        value_dtype: type of the values, as in `TopK`.
     """
 
     name = "residual_level"
@@ -94,22 +95,23 @@ class ResidualLevel(_ByStep):
         self.level = level
 
     def state(self, shape):
-        """Return density and largest norm of a step, which all have alike."""
+        """Return the density and the largest norm of a step, equal on all workers."""
         return {
             "density": StateSpec((1,), per_worker=False, initial=_first_density),
             "largest": StateSpec((1,), per_worker=False),
         }
 
     def aggregate(self, values, state, draw):
-        """Move the density by the workers' norms, and send."""
+        """Adapt the density to the norms over all workers, and send."""
         residual = state["residual"]
         squares = [tf.reduce_sum(x**2) for x in (residual, values - residual)]
-        waits, step = tf.unstack(tf.sqrt((yield AllReduce(tf.stack(squares)))))
-        largest = tf.maximum(state["largest"], step)
-        share = tf.math.divide_no_nan(waits, self.level * largest)
-        least = 1 / values.shape.num_elements()
-        density = state["density"] * tf.where(largest > 0, share, 1) ** _SLOWNESS
-        density = tf.clip_by_value(density, min(least, MOST), MOST)
+        norms = tf.sqrt((yield AllReduce(tf.stack(squares))))
+        residual_norm, step_norm = tf.unstack(norms)
+        largest = tf.maximum(state["largest"], step_norm)
+        ratio = tf.math.divide_no_nan(residual_norm, self.level * largest)
+        min_density = min(1 / values.shape.num_elements(), MAX_DENSITY)
+        density = state["density"] * tf.where(largest > 0, ratio, 1) ** _EXPONENT
+        density = tf.clip_by_value(density, min_density, MAX_DENSITY)
         k = num_sent(values.shape.num_elements(), 1 - tf.cast(density[0], tf.float64))
         result = yield from self._send(values, k, draw)
         return result._replace(state={"density": density, "largest": largest})
@@ -121,13 +123,13 @@ class ResidualLevel(_ByStep):
 
 @keras.saving.register_keras_serializable(package="tf_dgc_benchmarks")
 class RootTopK(Sparsifier):
-    """Top-k of each tensor with k in proportion to the root of its size.
+    """Top-k with k proportional to the square root of a tensor's size.
 
-    A sparsity by layer: of a tensor of four times the entries twice as many are sent.
+    A tensor with four times as many entries sends twice as many.
 
     Args:
-        roots: number c, of n entries `c * sqrt(n)` are sent.
-        value_dtype: type of the values, as of `TopK`.
+        roots: factor c: `c * sqrt(n)` of n entries are sent.
+        value_dtype: type of the values, as in `TopK`.
     """
 
     name = "root_top_k"
@@ -139,26 +141,27 @@ class RootTopK(Sparsifier):
 
     @classmethod
     def like(cls, density, sizes, value_dtype):
-        """Return one that sends as many entries as a density of all tensors.
+        """Return a compressor with this density over all tensors together.
 
         Args:
             density: share of entries sent.
-            sizes: entries of each tensor that is compressed.
+            sizes: number of entries of each compressed tensor.
             value_dtype: type of the values.
         """
         return cls(density * sum(sizes) / sum(map(math.sqrt, sizes)), value_dtype)
 
     def bytes(self, shape, dtype):
-        """Return those of top-k."""
-        return self._of(math.prod(shape)).bytes(shape, dtype)
+        """Return the bytes of top-k."""
+        return self._top_k(math.prod(shape)).bytes(shape, dtype)
 
     def aggregate(self, values, state, draw):
-        """Do as top-k of this tensor's sparsity."""
-        chosen = self._of(values.shape.num_elements())
-        return (yield from chosen.aggregate(values, state, draw))
+        """Aggregate by top-k with this tensor's sparsity."""
+        top_k_of_size = self._top_k(values.shape.num_elements())
+        return (yield from top_k_of_size.aggregate(values, state, draw))
 
-    def _of(self, size):
-        return TopK(1 - min(MOST, self.roots / math.sqrt(size)), self.value_dtype)
+    def _top_k(self, size):
+        density = min(MAX_DENSITY, self.roots / math.sqrt(size))
+        return TopK(1 - density, self.value_dtype)
 
     def get_config(self):
         """Return the constructor's arguments."""
@@ -167,4 +170,4 @@ class RootTopK(Sparsifier):
 
 def _first_density(random):
     del random
-    return np.full([1], MOST)
+    return np.full([1], MAX_DENSITY)

@@ -1,4 +1,4 @@
-"""Other kinds of error feedback around top-k, for `horizons.py` to compare with."""
+"""Top-k with other kinds of error feedback, for `short_runs.py`."""
 
 import keras
 import tensorflow as tf
@@ -10,16 +10,16 @@ from tf_dgc.compressors import StateSpec, TopK
 
 @keras.saving.register_keras_serializable(package="tf_dgc_benchmarks")
 class MomentumEF21(EF21):
-    """EF21 of a momentum that each worker forms by itself.
+    """EF21 of each worker's momentum.
 
     Fatkhullin et al., "Momentum provably improves error feedback!", NeurIPS 2023,
     algorithm 1 (EF21-SGDM): `v_i = (1 - eta) v_i + eta grad_i`, and EF21 of v_i. The
-    inner optimizer has no momentum, and `1 / eta` times the rate of one that has. So
-    tensors that are exempt, which no method sees, are trained without any momentum.
+    inner optimizer has no momentum, and `1 / eta` times the learning rate of one with
+    momentum. Uncompressed tensors bypass the method and so have no momentum at all.
 
     Args:
-        sparsity: share of entries not sent, as of `TopK`.
-        value_dtype: type of the values, as of `TopK`.
+        sparsity: share of entries not sent, as in `TopK`.
+        value_dtype: type of the values, as in `TopK`.
         eta: share of the new gradient, in (0, 1].
     """
 
@@ -27,10 +27,10 @@ class MomentumEF21(EF21):
     reference = "Fatkhullin et al., Momentum provably improves error feedback, 2023"
 
     def __init__(self, sparsity=0.99, value_dtype=None, eta=0.1):
-        self.choice, self.eta = TopK(sparsity, value_dtype), eta
+        self.top_k, self.eta = TopK(sparsity, value_dtype), eta
 
     def state(self, shape):
-        """Return those of EF21, and the momentum."""
+        """Return the state of EF21, and the momentum."""
         return {**super().state(shape), "momentum": StateSpec(shape)}
 
     def aggregate(self, values, state, draw):
@@ -41,20 +41,20 @@ class MomentumEF21(EF21):
 
     def get_config(self):
         """Return the constructor's arguments."""
-        return {**self.choice.get_config(), "eta": self.eta}
+        return {**self.top_k.get_config(), "eta": self.eta}
 
 
 @keras.saving.register_keras_serializable(package="tf_dgc_benchmarks")
 class EControl(EF21):
-    """EF21 that adds a share of what was left out so far to what it sends.
+    """EF21 that adds a share of the accumulated error to the difference.
 
     Gao, Islamov and Stich, "EControl: fast distributed optimization with compression
     and error control", ICLR 2024, algorithm 1: `c_i = C(eta e_i + grad_i - h_i)`,
     `e_i += grad_i - h_i - c_i`, `h_i += c_i`; the sum of the h_i is the gradient.
 
     Args:
-        sparsity: share of entries not sent, as of `TopK`.
-        value_dtype: type of the values, as of `TopK`.
+        sparsity: share of entries not sent, as in `TopK`.
+        value_dtype: type of the values, as in `TopK`.
         eta: share of the error that is added.
     """
 
@@ -62,65 +62,66 @@ class EControl(EF21):
     reference = "Gao et al., EControl, ICLR 2024"
 
     def __init__(self, sparsity=0.99, value_dtype=None, eta=0.1):
-        self.choice, self.eta = TopK(sparsity, value_dtype), eta
+        self.top_k, self.eta = TopK(sparsity, value_dtype), eta
 
     def state(self, shape):
-        """Return those of EF21, and the error."""
+        """Return the state of EF21, and the error."""
         return {**super().state(shape), "error": StateSpec(shape)}
 
     def aggregate(self, values, state, draw):
         """Send the difference with a share of the error."""
-        asked = self.eta * state["error"] + values
-        result = yield from super().aggregate(asked, state, draw)
+        corrected = self.eta * state["error"] + values
+        result = yield from super().aggregate(corrected, state, draw)
         error = state["error"] + values - result.state["estimate"]
         return result._replace(state={**result.state, "error": error})
 
     def get_config(self):
         """Return the constructor's arguments."""
-        return {**self.choice.get_config(), "eta": self.eta}
+        return {**self.top_k.get_config(), "eta": self.eta}
 
 
 @keras.saving.register_keras_serializable(package="tf_dgc_benchmarks")
 class SparseDIANA(EF21):
-    """DIANA (Mishchenko et al., 2019, algorithm 1) with top-k as its Q.
+    """DIANA (Mishchenko et al., 2019, algorithm 1) with top-k as its quantizer Q.
 
     Args:
-        sparsity: share of entries not sent, as of `TopK`.
-        value_dtype: type of the values, as of `TopK`.
-        alpha: rate at which shifts follow, in (0, 1]; with 1 it is EF21.
+        sparsity: share of entries not sent, as in `TopK`.
+        value_dtype: type of the values, as in `TopK`.
+        alpha: share of the difference that is added to the shift, in (0, 1]; with 1 it
+            is EF21.
     """
 
     name = "sparse_diana"
     reference = "Mishchenko et al., DIANA, 2019"
 
     def __init__(self, sparsity=0.99, value_dtype=None, alpha=0.5):
-        self.choice, self.alpha = TopK(sparsity, value_dtype), alpha
+        self.top_k, self.alpha = TopK(sparsity, value_dtype), alpha
 
     def aggregate(self, values, state, draw):
-        """Send the difference, and move the shifts by a share of it."""
+        """Send the difference, and add a share of it to the shifts."""
         shift, total = state["estimate"], state["sum"]
-        moved = yield from self.choice.aggregate(values - shift, {}, draw)
-        mine = tf.reshape(to_dense_tensor(moved.sent), values.shape)
-        arrived = tf.reshape(to_dense_tensor(moved.sum), values.shape)
+        result = yield from self.top_k.aggregate(values - shift, {}, draw)
+        change = tf.reshape(to_dense_tensor(result.sent), values.shape)
+        total_change = tf.reshape(to_dense_tensor(result.sum), values.shape)
         states = {
-            "estimate": shift + self.alpha * mine,
-            "sum": total + self.alpha * arrived,
+            "estimate": shift + self.alpha * change,
+            "sum": total + self.alpha * total_change,
         }
-        return Result(total + arrived, shift + mine, states, moved.entries)
+        return Result(total + total_change, shift + change, states, result.entries)
 
     def get_config(self):
         """Return the constructor's arguments."""
-        return {**self.choice.get_config(), "alpha": self.alpha}
+        return {**self.top_k.get_config(), "alpha": self.alpha}
 
 
 @keras.saving.register_keras_serializable(package="tf_dgc_benchmarks")
-class ForgettingTopK(TopK):
+class DecayingTopK(TopK):
     """Top-k whose residual decays.
 
     Args:
-        sparsity: share of entries not sent, as of `TopK`.
-        value_dtype: type of the values, as of `TopK`.
-        decay: share of what was kept that is added to the next gradient, in (0, 1].
+        sparsity: share of entries not sent, as in `TopK`.
+        value_dtype: type of the values, as in `TopK`.
+        decay: share of the residual that is added to the next gradient, in (0, 1].
     """
 
     name = "forgetting_top_k"
@@ -130,7 +131,7 @@ class ForgettingTopK(TopK):
         self.decay = self.feedback_decay = decay
 
     def native(self, shape):
-        """Return None: the engine forgets nothing."""
+        """Return None: the native engine has no residual decay."""
 
     def get_config(self):
         """Return the constructor's arguments."""
