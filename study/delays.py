@@ -1,15 +1,17 @@
-"""What it costs that a mean comes later: local steps with delays and parts.
+"""Measures the cost of delayed means in local SGD.
 
     python study/delays.py --data_dir ~/tensorflow_datasets --json delays.jsonl
     python study/delays.py --from_json delays.jsonl
 
-Trains the tasks of `convergence.py` on four workers of this process, by local SGD with
-momentum and a plain mean, or Nesterov's momentum on it, every few steps. The mean is
-waited for, or comes a quarter of a round or a whole one later, or that of each of four
-parts of the model in turn, a quarter of a round later. The end is a consensus. `--json`
-gets a line as a run ends.
+Trains the tasks of `convergence.py` on four workers of this process with local SGD and
+momentum. Every few steps the workers average their weights, or apply Nesterov momentum
+to the mean parameter delta. The mean is applied at once, a quarter of a round later, or
+a whole round later; or four fragments of the model are synchronized in turn, each a
+quarter of a round later. Runs end with a consensus. A line is appended to `--json` when
+a run ends.
 """
 
+import functools
 import itertools
 import json
 import os
@@ -29,15 +31,19 @@ from training.trainer import Trainer, make_strategy
 
 import tf_dgc
 
-_DATA_DIR = flags.DEFINE_string("data_dir", None, "Where TensorFlow Datasets keeps it.")
+_DATA_DIR = flags.DEFINE_string("data_dir", None, "Folder of TensorFlow Datasets.")
 _TASKS = flags.DEFINE_list("tasks", list(small.TASKS), "Tasks.")
-_PERIODS = flags.DEFINE_list("periods", ["8", "32"], "Steps of a round, by 4.")
+_PERIODS = flags.DEFINE_list(
+    "periods", ["8", "32"], "Steps of a round, divisible by 4."
+)
 _OUTERS = flags.DEFINE_list("outers", ["mean"], "Outer optimizers: mean, nesterov.")
-_SEEDS = flags.DEFINE_integer("seeds", 3, "Runs of each.", lower_bound=1)
+_SEEDS = flags.DEFINE_integer("seeds", 3, "Number of seeds.", lower_bound=1)
 _STEPS = flags.DEFINE_integer("steps", 320, "Steps of a run.", lower_bound=1)
 _WORKERS = flags.DEFINE_integer("workers", 4, "Workers.", lower_bound=2)
-_JSON = flags.DEFINE_string("json", None, "A file for a line of each run.")
-_FROM_JSON = flags.DEFINE_string("from_json", None, "Runs to report, without training.")
+_JSON = flags.DEFINE_string("json", None, "File for the rows, one line per run.")
+_FROM_JSON = flags.DEFINE_string(
+    "from_json", None, "File of rows to report without training."
+)
 
 COLUMNS = [
     ("task", "task", ""),
@@ -54,8 +60,8 @@ OUTERS = {
 }
 
 
-def ways(period):
-    """Return the settings of each way, by its name.
+def delay_settings(period):
+    """Return the optimizer's arguments for each kind of delay, by name.
 
     Args:
         period: steps of a round.
@@ -70,14 +76,14 @@ def ways(period):
 
 
 class DelayedTrainer(Trainer):
-    """A trainer that begins with nothing under way, and ends with a consensus."""
+    """A trainer that begins without pending means, and ends with a consensus."""
 
-    def reach(self, seed, steps):
-        """Return what a run comes to.
+    def train_to_consensus(self, seed, steps):
+        """Train, and return the metric of the consensus.
 
         Args:
-            seed: of the weights and of the data.
-            steps: of the run.
+            seed: seed of the weights and of the data.
+            steps: number of steps.
         """
         if self.optimizer.background:
             self.optimizer.background.finish()
@@ -88,62 +94,68 @@ class DelayedTrainer(Trainer):
 
 
 def make_optimizer(task, period, outer, settings):
-    """Return local SGD with the task's rate and a cosine decay of it."""
+    """Return local SGD with the task's learning rate and a cosine decay."""
     rate = keras.optimizers.schedules.CosineDecay(task.learning_rate, _STEPS.value)
     inner = keras.optimizers.SGD(rate, 0.9, global_clipnorm=task.clipnorm)
-    made = OUTERS[outer]()
-    return tf_dgc.LocalOptimizer(inner, period, outer=made, **settings)
+    return tf_dgc.LocalOptimizer(inner, period, outer=OUTERS[outer](), **settings)
 
 
 def train():
     """Yield a row of each run."""
     strategy = make_strategy(_WORKERS.value)
-    asked = itertools.product(_TASKS.value, _OUTERS.value, _PERIODS.value)
-    for name, outer, given in progress.track(asked, "settings", ", ".join):
-        task, period = small.TASKS[name](_DATA_DIR.value), int(given)
-        chosen = ways(period)
-        for way in progress.track(chosen, "ways", str):
-            asks = task, period, outer, chosen[way]
-            trainer = DelayedTrainer(
-                task, lambda asks=asks: make_optimizer(*asks), strategy
-            )
-            for seed in progress.track(range(_SEEDS.value), "seeds"):
-                value = trainer.reach(seed, _STEPS.value)
-                yield {
-                    **{"task": name, "period": period, "outer": outer, "way": way},
-                    **{"seed": seed, "steps": _STEPS.value, "value": value},
-                    "workers": _WORKERS.value,
-                }
+    grid = itertools.product(_TASKS.value, _OUTERS.value, _PERIODS.value)
+    for task_name, outer, period in progress.track(grid, "settings", ", ".join):
+        yield from _train_all_delays(task_name, outer, int(period), strategy)
+
+
+def _train_all_delays(task_name, outer, period, strategy):
+    task = small.TASKS[task_name](_DATA_DIR.value)
+    by_name = delay_settings(period)
+    for delay in progress.track(by_name, "delays", str):
+        make = functools.partial(make_optimizer, task, period, outer, by_name[delay])
+        trainer = DelayedTrainer(task, make, strategy)
+        for seed in progress.track(range(_SEEDS.value), "seeds"):
+            value = trainer.train_to_consensus(seed, _STEPS.value)
+            yield {
+                "task": task_name,
+                "period": period,
+                "outer": outer,
+                "way": delay,
+                "seed": seed,
+                "steps": _STEPS.value,
+                "value": value,
+                "workers": _WORKERS.value,
+            }
 
 
 def summaries(rows):
-    """Return one row of each way: medians over seeds, and half of the range."""
+    """Return a row per setting: median over seeds, and half of the range."""
     key = ("task", "outer", "period", "steps", "workers", "way")
     groups = {}
     for row in rows:
         groups.setdefault(tuple(row[k] for k in key), {})[row["seed"]] = row
     result = []
     for names, runs in groups.items():
-        waiting = groups.get((*names[:-1], "at once"), {})
+        undelayed = groups.get((*names[:-1], "at once"), {})
         values = [run["value"] for run in runs.values()]
-        pairs = [
-            (r["value"], waiting[s]["value"]) for s, r in runs.items() if s in waiting
+        differences = [
+            run["value"] - undelayed[seed]["value"]
+            for seed, run in runs.items()
+            if seed in undelayed
         ]
         result.append(
             {
                 **next(iter(runs.values())),
                 "value": statistics.median(values),
                 "spread": (max(values) - min(values)) / 2,
-                "difference": statistics.median(a - b for a, b in pairs)
-                if pairs
-                else None,
+                "difference": statistics.median(differences) if differences else None,
             }
         )
     return result
 
 
 def main(_):
-    """Run what the flags ask for, and report."""
+    """Train or read rows, and report."""
     tf.get_logger().setLevel("ERROR")
     rows = resumable.read_rows([_FROM_JSON.value]) if _FROM_JSON.value else []
     for row in [] if _FROM_JSON.value else train():

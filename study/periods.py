@@ -1,21 +1,21 @@
-"""What exchanging every H steps costs in accuracy, and how soon a target is reached.
+"""Measures the cost in accuracy of synchronizing every H steps, and time to a target.
 
     python study/periods.py --data_dir ~/tensorflow_datasets --json rows.jsonl
 
-Trains the tasks of `convergence.py` on workers of this process: dense, by DGC and DeMo
-in every step, and by local SGD, DiLoCo and SparseLoCo with an exchange every H steps.
-`dense` is the task's SGD with momentum, which local SGD takes on each worker too, and
-SparseLoCo as `sparse_loco_sgd`; DiLoCo and SparseLoCo have AdamW inside, to which
-`dense adamw` is the control. Rates decay by a cosine; that of AdamW is the best of
-three, and of one or two more beyond if it is at their edge, for the control, by a seed
-that does not count, and the same for both presets and all H.
+Trains the tasks of `convergence.py` on workers of this process: densely, with DGC and
+DeMo in every step, and with local SGD, DiLoCo and SparseLoCo, which synchronize every H
+steps. `dense` is the task's SGD with momentum; local SGD and `sparse_loco_sgd` have it
+as inner optimizer. DiLoCo and SparseLoCo have AdamW, whose control is `dense adamw`.
+Rates decay by a cosine. The rate of AdamW is the best one of the control with a seed
+that is not used again, of three rates and up to two more beyond their edge. Both
+presets use it for all H.
 
-A row is appended to `--json` when a run ends, seed after seed, so the same command goes
-on where it was killed; `--from_json` reports without training. `to dense` is of the
-loss; `steps to target` is when a run was first as good as the dense one at its end, but
-for 0.01 of accuracy or 0.1 of loss, blank if any seed was not.
+A row is appended to `--json` when a run ends, one seed after another, so the same
+command does only the missing runs; `--from_json` reports rows without training. `to
+dense` compares losses. `steps to target` is when a run was first as good as the dense
+one at its end, up to 0.01 of accuracy or 0.1 of loss; blank if any seed never was.
 
-`--links` names rows of `benchmarks/distant.py`, which measured steps and exchanges of a
+`--links` names rows of `benchmarks/distant.py` that measured steps and exchanges of a
 model of about this size (`--model`, `--step_seconds`). A second table then has the
 seconds until each run reached its target on those links.
 """
@@ -44,30 +44,30 @@ from tasks import small
 from training import rate_search
 from training.trainer import Trainer, make_strategy
 
-_DATA_DIR = flags.DEFINE_string("data_dir", None, "Where TensorFlow Datasets keeps it.")
+_DATA_DIR = flags.DEFINE_string("data_dir", None, "Folder of TensorFlow Datasets.")
 _TASKS = flags.DEFINE_list("tasks", list(small.TASKS), "Tasks.")
 _METHODS = flags.DEFINE_list("methods", [], "Names of methods; empty for all.")
 _PERIODS = flags.DEFINE_list("periods", ["1", "8", "32", "128"], "Steps of a round.")
-_SEEDS = flags.DEFINE_integer("seeds", 3, "Runs of each.", lower_bound=1)
+_SEEDS = flags.DEFINE_integer("seeds", 3, "Number of seeds.", lower_bound=1)
 _STEPS = flags.DEFINE_integer("steps", 384, "Steps of a run.", lower_bound=16)
 _WORKERS = flags.DEFINE_integer("workers", 2, "Workers.", lower_bound=2)
-_JSON = flags.DEFINE_string("json", None, "A file for all runs, a line each.")
+_JSON = flags.DEFINE_string("json", None, "File for the rows, one line per run.")
 _FROM_JSON = flags.DEFINE_list(
-    "from_json", [], "Files of earlier runs, to be reported without training."
+    "from_json", [], "Files of rows to report without training."
 )
-_MARKDOWN = flags.DEFINE_string("markdown", None, "A file for the tables, .md.")
+_MARKDOWN = flags.DEFINE_string("markdown", None, "File for the tables, .md.")
 _LINKS = flags.DEFINE_string("links", None, "Rows of `benchmarks/distant.py`.")
 _MODEL = flags.DEFINE_string("model", "tiny", "Model of the rows of `--links`.")
 _STEP = flags.DEFINE_float("step_seconds", 0.1, "Step time of the rows of `--links`.")
 
-POINTS = 12  # of a curve
+POINTS = 12  # per curve
 RATES = (1e-3, 3e-3, 1e-2)
-"""Learning rates of an AdamW, one of which is chosen."""
+"""Learning rates of AdamW from which a search selects."""
 KEYS = ["task", "method", "period", "rate", "steps", "workers", "seed"]
 
 EVERY_STEP = ("dense", presets.CONTROL, "dgc", "demo")
 LOCAL = {**presets.LOCAL, "sparse_loco_sgd": presets.LOCAL["sparse_loco"]}
-"""Exchange every H steps; the last one with the SGD of `dense` inside."""
+"""Presets that synchronize every H steps; the last one has the SGD of `dense`."""
 
 COLUMNS = [
     ("method", "method", ""),
@@ -88,17 +88,17 @@ class Comparison:
 
     Args:
         task: a `small.Task`.
-        strategy: of `trainer.make_strategy`.
-        done: a `resumable.ResumableRows`.
+        strategy: strategy of `trainer.make_strategy`.
+        store: a `resumable.ResumableRows`.
     """
 
-    def __init__(self, task, strategy, done):
-        self._task, self._strategy, self._done = task, strategy, done
-        # One for all seeds, as tracing takes as long as a run.
+    def __init__(self, task, strategy, store):
+        self._task, self._strategy, self._store = task, strategy, store
+        # All seeds share a trainer, since tracing takes as long as a run.
         self._trainer = functools.cache(self._make_trainer)
 
     def run(self, method, period, seed):
-        """Train with a method and its rate, which is chosen first."""
+        """Train with a method, after a search for its learning rate if needed."""
         self._row(method, period, self._rate(method), seed)
 
     def _rate(self, method):
@@ -121,18 +121,18 @@ class Comparison:
             "workers": self._strategy.num_replicas_in_sync,
             "seed": seed,
         }
-        return self._done.row(key, lambda _: self._measure(method, period, rate, seed))
+        return self._store.row(key, lambda _: self._measure(method, period, rate, seed))
 
     def _measure(self, method, period, rate, seed):
         trainer = self._trainer(method, period, rate)
         curve = trainer.run(seed, _STEPS.value, max(1, _STEPS.value // POINTS))
         _, sent, value = curve[-1]
-        if sent is None:  # the stock optimizer, which counts nothing
+        if sent is None:  # stock optimizers do not count bytes
             sent = 4 * trainer.num_parameters * _STEPS.value
         return {
             "metric": self._task.metric,
             "value": value,
-            "loss": trainer.look(self._task.test_loss),
+            "loss": trainer.evaluate(self._task.test_loss),
             "bytes": sent,
             "curve": curve,
             "seconds": trainer.seconds,
@@ -157,34 +157,37 @@ class Comparison:
 
 
 def train():
-    """Run what is not done, and return all rows of the file."""
-    strategy = make_strategy(_WORKERS.value)  # before data are read
-    done = resumable.ResumableRows(_JSON.value, KEYS, reporting.provenance())
-    given = [small.TASKS[name](_DATA_DIR.value) for name in _TASKS.value]
-    comparisons = {task.name: Comparison(task, strategy, done) for task in given}
-    todo = itertools.product(range(_SEEDS.value), comparisons, _runs())
-    for seed, name, (method, period) in progress.track(todo, "runs", _named):
-        comparisons[name].run(method, period, seed)
-    return done.rows
+    """Do the missing runs, and return all rows of the file."""
+    strategy = make_strategy(_WORKERS.value)  # before TensorFlow creates its devices
+    store = resumable.ResumableRows(_JSON.value, KEYS, reporting.provenance())
+    tasks = [small.TASKS[name](_DATA_DIR.value) for name in _TASKS.value]
+    comparisons = {task.name: Comparison(task, strategy, store) for task in tasks}
+    runs = itertools.product(range(_SEEDS.value), comparisons, _runs())
+    for seed, task_name, (method, period) in progress.track(runs, "runs", _run_name):
+        comparisons[task_name].run(method, period, seed)
+    return store.rows
 
 
-def _named(run):
-    seed, name, (method, period) = run
-    return f"{name}, {method}, H = {period}, seed {seed}"
+def _run_name(run):
+    seed, task_name, (method, period) = run
+    return f"{task_name}, {method}, H = {period}, seed {seed}"
 
 
 def _runs():
-    known = [*EVERY_STEP, *LOCAL]
-    chosen = _METHODS.value or known
-    if unknown := [name for name in chosen if name not in known]:
-        raise app.UsageError(f"Methods are {', '.join(known)}. Received: {unknown}")
+    """Return (method, period) of all runs of a seed and task."""
+    all_methods = [*EVERY_STEP, *LOCAL]
+    methods = _METHODS.value or all_methods
+    if unknown := [name for name in methods if name not in all_methods]:
+        raise app.UsageError(
+            f"Methods are {', '.join(all_methods)}. Received: {unknown}"
+        )
     periods = [int(period) for period in _PERIODS.value]
     if any(period < 1 or _STEPS.value % period for period in periods):
         raise app.UsageError(
-            f"Runs of {_STEPS.value} steps are to end with a round. "
+            f"Each period must divide the {_STEPS.value} steps of a run. "
             f"Received: --periods={periods}"
         )
-    return [(name, h) for name in chosen for h in (periods if name in LOCAL else [1])]
+    return [(name, h) for name in methods for h in (periods if name in LOCAL else [1])]
 
 
 def _title(row):
@@ -193,10 +196,10 @@ def _title(row):
 
 
 def main(_):
-    """Run what the flags ask for, and report."""
+    """Train or read rows, and report."""
     tf.get_logger().setLevel("ERROR")
     rows = resumable.read_rows(_FROM_JSON.value) if _FROM_JSON.value else train()
-    tables = [(_title(shown[0]), shown, COLUMNS) for shown in periods.summaries(rows)]
+    tables = [(_title(lines[0]), lines, COLUMNS) for lines in periods.summaries(rows)]
     reporting.report_all(tables, _MARKDOWN.value)
     if _LINKS.value:
         title = "Seconds until as good as the dense run at its end"
@@ -204,13 +207,16 @@ def main(_):
 
 
 def _seconds_on_links(rows):
-    wanted = {"model": _MODEL.value, "step_seconds": _STEP.value}
-    measured = resumable.read_rows([_LINKS.value])
-    chosen = [row for row in measured if wanted.items() <= row.items()]
-    if not chosen:
-        raise app.UsageError(f"--links has no rows of {wanted}: {_LINKS.value}")
+    setting = {"model": _MODEL.value, "step_seconds": _STEP.value}
+    link_rows = [
+        row
+        for row in resumable.read_rows([_LINKS.value])
+        if setting.items() <= row.items()
+    ]
+    if not link_rows:
+        raise app.UsageError(f"--links has no rows of {setting}: {_LINKS.value}")
     try:
-        return periods.seconds(distant_runs.add_comparisons(chosen), rows)
+        return periods.seconds(distant_runs.add_comparisons(link_rows), rows)
     except periods.SizeError as error:
         raise app.UsageError(str(error)) from error
 

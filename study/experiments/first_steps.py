@@ -1,4 +1,4 @@
-"""How `beginnings.py` starts runs of few steps, and what its rows say."""
+"""The runs of `first_steps.py`, and its tables."""
 
 from typing import NamedTuple
 
@@ -13,7 +13,7 @@ import tf_dgc
 from tf_dgc.schedules import PiecewiseConstantSparsity, for_steps
 
 EARLY = 0.05
-"""Share of the steps in which more is sent."""
+"""Share of the steps with the early sparsity."""
 RISING = 0.1
 """Share of the steps in which the learning rate rises."""
 DENSE, DENSE_RISING = "dense", "dense rising"
@@ -31,13 +31,13 @@ COLUMNS = [
 ]
 
 
-class Beginning(NamedTuple):
-    """How a run begins.
+class FirstSteps(NamedTuple):
+    """Settings of the first steps of a run.
 
     Attributes:
         rising: whether the learning rate rises.
         early: sparsity of the first steps; None for that of all others.
-        dense: whether everything is sent, by Keras's own optimizer.
+        dense: whether training is dense, with Keras's own optimizer.
     """
 
     rising: bool = False
@@ -45,7 +45,7 @@ class Beginning(NamedTuple):
     dense: bool = False
 
     def make(self, recipe, steps):
-        """Return the optimizer of a run of so many steps.
+        """Return the optimizer of a run.
 
         Args:
             recipe: a `recipes.Recipe`.
@@ -66,11 +66,11 @@ class Beginning(NamedTuple):
 
 
 class Rising(keras.optimizers.schedules.LearningRateSchedule):
-    """A schedule that is come to by even steps, from its first value's share.
+    """Multiplies a schedule by a factor that rises linearly to 1.
 
     Args:
         schedule: a learning-rate schedule.
-        steps: number of steps after which it is that schedule.
+        steps: number of steps until the factor is 1.
     """
 
     def __init__(self, schedule, steps):
@@ -88,10 +88,10 @@ class Rising(keras.optimizers.schedules.LearningRateSchedule):
 
 _EARLY = {"": None, " 75 % early": 0.75, " 50 % early": 0.5, " all early": 0.0}
 RUNS = {
-    DENSE: Beginning(dense=True),
-    DENSE_RISING: Beginning(dense=True, rising=True),
+    DENSE: FirstSteps(dense=True),
+    DENSE_RISING: FirstSteps(dense=True, rising=True),
     **{
-        f"dgc{name}{rate}": Beginning(rising=bool(rate), early=early)
+        f"dgc{name}{rate}": FirstSteps(rising=bool(rate), early=early)
         for name, early in _EARLY.items()
         for rate in ("", " rising")
     },
@@ -102,17 +102,16 @@ def tables(rows):
     """Return a title, lines and columns for each setting.
 
     Args:
-        rows: of `beginnings.py`.
+        rows: rows of `first_steps.py`.
     """
     groups = resumable.group_rows(rows, ["task", "steps", "workers", "tuning"])
-    return [
-        (_title(*of, group[0]), _lines(group), COLUMNS) for of, group in groups.items()
-    ]
+    return [(_title(group[0]), _lines(group), COLUMNS) for group in groups.values()]
 
 
-def _title(task, steps, workers, tuning, row):
-    where = ", data held back" if tuning else ""
-    return f"{task}: {row['metric']} after {steps} steps, {workers} workers{where}"
+def _title(row):
+    data = ", data held back" if row["tuning"] else ""
+    title = f"{row['task']}: {row['metric']} after {row['steps']} steps"
+    return f"{title}, {row['workers']} workers{data}"
 
 
 def _lines(rows):
@@ -121,64 +120,65 @@ def _lines(rows):
 
 
 def _line(name, rows):
-    own = [row for row in rows if row["method"] == name]
+    runs = [row for row in rows if row["method"] == name]
     return {
-        **own[0],
-        **intervals.mean_and_spread(own),
-        "seeds": len(own),
-        "loss": np.mean([row["loss"] for row in own]),
-        "bytes_per_step": np.mean([row["bytes_per_step"] for row in own]),
+        **runs[0],
+        **intervals.mean_and_spread(runs),
+        "seeds": len(runs),
+        "loss": np.mean([row["loss"] for row in runs]),
+        "bytes_per_step": np.mean([row["bytes_per_step"] for row in runs]),
         **_difference(rows, name, DENSE, "difference", "half_width"),
         **_difference(rows, name, DENSE_RISING, "to_rising", "rising_half_width"),
     }
 
 
 def _difference(rows, name, other, *columns):
-    """Return the paired difference under these names; None for what is not known."""
-    found = intervals.paired(rows, name, other)
-    known = {} if name == other else found.as_columns(*columns)
-    return {**dict.fromkeys(columns), **known}
+    """Return the paired difference as two columns; None if it is not available."""
+    difference = intervals.paired(rows, name, other)
+    cells = {} if name == other else difference.as_columns(*columns)
+    return {**dict.fromkeys(columns), **cells}
 
 
-POINTS = 8  # of a curve
+POINTS = 8  # per curve
 
 
 class Run:
-    """A run on its way.
+    """A resumable run.
 
     Args:
-        task: a `tasks.Task`.
-        name: of `RUNS`.
-        seed: of the run.
+        task: a `recipe_task.Task`.
+        name: name of the run in `RUNS`.
+        seed: seed of the run.
         steps: number of steps.
-        strategy: of `training.make_strategy`.
-        saved: a `resumable.RunCheckpoint`.
+        strategy: strategy of `trainer.make_strategy`.
+        checkpoint: a `resumable.RunCheckpoint`.
     """
 
-    def __init__(self, task, name, seed, steps, strategy, saved):
+    def __init__(self, task, name, seed, steps, strategy, checkpoint):
         keras.backend.clear_session()
         make = RUNS[name].make
-        self._task, self._steps, self._saved = task, steps, saved
+        self._task, self._steps, self._checkpoint = task, steps, checkpoint
         self._replicas = Replicas(
             task, lambda: make(task.recipe, steps), strategy, seed
         )
         self._losses, self._curve = [], []
-        if loaded := saved.load():
+        if loaded := checkpoint.load():
             state, notes = loaded
             self._replicas.restore(state)
             self._losses, self._curve = notes["losses"], notes["curve"]
 
     def finish(self):
-        """Train to the end, and return what there is to say of it."""
+        """Train to the end, and return the row without its key."""
         every = max(1, self._steps // POINTS)
         while self._replicas.step < self._steps:
             self._losses.append(self._replicas.train())
-            left = self._steps - self._replicas.step
-            if left == 0 or (self._replicas.step % every == 0 and left >= every):
+            remaining = self._steps - self._replicas.step
+            is_point = self._replicas.step % every == 0 and remaining >= every
+            if is_point or remaining == 0:
                 self._add_point()
-            if self._saved.is_due():
+            if self._checkpoint.is_due():
                 notes = {"losses": self._losses, "curve": self._curve}
-                self._saved.save(self._replicas.state(), notes)
+                self._checkpoint.save(self._replicas.state(), notes)
         return {
             "metric": self._task.metric,
             "value": self._curve[-1]["value"],

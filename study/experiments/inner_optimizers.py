@@ -1,4 +1,4 @@
-"""The optimizers that `inner.py` trains by, and what its rows say."""
+"""The optimizers that `inner_optimizers.py` compares, and its tables."""
 
 import keras
 import numpy as np
@@ -12,7 +12,7 @@ optimizers = keras.optimizers
 
 
 def _mixed(rate):
-    """Return one Adam for what has one dimension, and another for all else."""
+    """Return an Adam for one-dimensional variables, and another for all others."""
     small, large = optimizers.Adam(rate), optimizers.Adam(rate)
     return optimizers.MultiOptimizer(lambda v: small if len(v.shape) < 2 else large)
 
@@ -22,25 +22,25 @@ def _constant(rate):
 
 
 def _ftrl(rate):
-    """Return Ftrl of a constant rate, whose accumulators begin at almost nothing.
+    """Return Ftrl with a constant rate and nearly empty initial accumulators.
 
-    It has weights in a closed form of what it accumulated. By 0.1, the default, those
-    that a network begins with count for nearly nothing there, and by a rate that goes
-    to 0 all weights do: no network trains then.
+    Ftrl computes weights in closed form from its accumulators. With the default of 0.1
+    the initial weights would hardly count, and with a rate that decays to 0 all weights
+    would vanish: no network trains then.
     """
     return optimizers.Ftrl(_constant(rate), initial_accumulator_value=1e-10)
 
 
 def _adafactor(rate):
-    """Return Adafactor that takes a row and a column without gradients.
+    """Return Adafactor with an `epsilon_1` for rows and columns without gradients.
 
-    By 1e-30, the default, the product of their two means is 0 in float32, and the
-    weights are no numbers.
+    With the default of 1e-30, the product of their two means is 0 in float32, and the
+    weights become NaN.
     """
     return optimizers.Adafactor(rate, epsilon_1=1e-15)
 
 
-# How an optimizer is made with a learning rate, and which rate is usual.
+# By name: function of a learning rate that returns the optimizer, and its usual rate.
 INNER = {
     "SGD": (optimizers.SGD, 0.3),
     "SGD momentum": (lambda rate: optimizers.SGD(rate, 0.9), 0.1),
@@ -62,51 +62,50 @@ INNER = {
     "MultiOptimizer": (_mixed, 2e-3),
 }
 
-if hasattr(optimizers, "ScheduleFreeAdamW"):  # of Keras 3.15
+if hasattr(optimizers, "ScheduleFreeAdamW"):  # since Keras 3.15
 
     class ScheduleFree(optimizers.ScheduleFreeAdamW):
-        """ScheduleFreeAdamW that begins at the weights of its first step.
+        """ScheduleFreeAdamW that starts from the weights of its first step.
 
-        Keras's begins at those that it is built for, and a `Trainer` draws them anew
-        for each run.
+        Keras's starts from the weights at `build`, but a `Trainer` draws new ones for
+        each run.
         """
 
         def update_step(self, gradient, variable, learning_rate):
             """Update a variable."""
-            begun = self._momentums[self._get_variable_index(variable)]
+            momentum = self._momentums[self._get_variable_index(variable)]
             first = keras.ops.equal(self.iterations, 0)
-            self.assign(begun, keras.ops.where(first, variable, begun))
+            self.assign(momentum, keras.ops.where(first, variable, momentum))
             super().update_step(gradient, variable, learning_rate)
 
     def _schedule_free(rate):
-        """Return it with a constant rate, the first one of a schedule."""
+        """Return `ScheduleFree` with the initial rate of a schedule."""
         return ScheduleFree(_constant(rate))
 
     INNER["ScheduleFreeAdamW"] = (_schedule_free, 2.5e-3)
 
 
 SEED_OF_RATES = 100
-"""Seed of the runs by which the rate is chosen, no run that counts."""
+"""Seed of the runs that choose the learning rate; the tables leave them out."""
 
 
 def tables(rows, methods):
-    """Return a title, lines, columns and notes for each setting with runs that count.
+    """Return a title, lines, columns and notes for each setting.
 
     Args:
-        rows: of `inner.py`.
+        rows: rows of `inner_optimizers.py`.
         methods: names of the columns.
     """
     groups = resumable.group_rows(rows, ["task", "metric", "steps", "workers"])
-    lines = {
-        of: summaries(g, TASKS[of[0]].higher_is_better) for of, g in groups.items()
-    }
     columns = [("optimizer", "optimizer", ""), ("rate", "rate", ".2g")]
     columns += [(name, name, "") for name in ("dense", *methods)]
-    return [
-        (_title(*of), shown, columns, *refusals(shown))
-        for of, shown in lines.items()
-        if shown
-    ]
+    tables = []
+    for (task, metric, steps, workers), group in groups.items():
+        lines = summaries(group, TASKS[task].higher_is_better)
+        if lines:  # else there are only rows of rate searches
+            title = _title(task, metric, steps, workers)
+            tables.append((title, lines, columns, *refusals(lines)))
+    return tables
 
 
 def _title(task, metric, steps, workers):
@@ -118,64 +117,71 @@ def summaries(rows, higher_is_better):
     """Return a row per optimizer, with a text for each method and `dense`.
 
     Args:
-        rows: of `inner.py`, of one task, number of steps and of workers.
-        higher_is_better: of the metric.
+        rows: rows of `inner_optimizers.py` with one task, number of steps and of
+            workers.
+        higher_is_better: whether larger values of the metric are better.
     """
     sign = -1 if higher_is_better else 1
-    found, searched = {}, {}
+    runs, searches = {}, {}
     for row in rows:
         cell, rate = (row["optimizer"], row["method"]), row["rate"]
         if row["seed"] == SEED_OF_RATES:
-            searched.setdefault(cell, {})[rate] = sign * row["value"]
+            searches.setdefault(cell, {})[rate] = sign * row["value"]
         else:
-            by_seed = found.setdefault(cell, {}).setdefault(rate, {})
+            by_seed = runs.setdefault(cell, {}).setdefault(rate, {})
             by_seed[row["seed"]] = row
-    runs = {
-        cell: _chosen(by_rate, searched.get(cell, {}))
-        for cell, by_rate in found.items()
+    selected = {
+        cell: _select_rate(by_rate, searches.get(cell, {}))
+        for cell, by_rate in runs.items()
     }
     return [
-        _summary(name, runs, searched) for name, method in runs if method == "dense"
+        _summary(optimizer, selected, searches)
+        for optimizer, method in selected
+        if method == "dense"
     ]
 
 
-def _chosen(by_rate, searched):
-    """Return runs by seed of the rate that was searched, or that of most seeds."""
-    rate = rate_search.chosen(searched)
+def _select_rate(by_rate, search):
+    """Return the runs by seed of the best rate of the search, or of most seeds."""
+    rate = rate_search.rate_with_least_value(search)
     return by_rate.get(rate) or max(reversed(by_rate.values()), key=len)
 
 
-def _summary(name, runs, searched):
+def _summary(name, runs, searches):
     dense = runs[name, "dense"]
     first = next(iter(dense.values()))
     values = [row["value"] for row in dense.values()]
-    notes = _notes(first, first, searched)
+    notes = _notes(first, first, searches)
     line = {**first, "refusals": {}, "dense": _cell(values, "", notes)}
     for (optimizer, method), by_seed in runs.items():
         if optimizer == name and method != "dense":
-            line[method] = _beside(by_seed, dense, searched)
-            if why := next(iter(by_seed.values())).get("refused"):
-                line["refusals"].setdefault(why, []).append(method)
+            line[method] = _method_cell(by_seed, dense, searches)
+            if reason := next(iter(by_seed.values())).get("refused"):
+                line["refusals"].setdefault(reason, []).append(method)
     return line
 
 
-def _beside(by_seed, dense, searched):
-    """Return the text of a method: how far it is from the dense runs of its seeds."""
+def _method_cell(by_seed, dense, searches):
+    """Return a method's mean difference to the dense runs of its seeds, as text."""
     first = next(iter(by_seed.values()))
     if first.get("refused"):
         return "refused"
     pairs = [(row, dense[seed]) for seed, row in by_seed.items() if seed in dense]
     if not pairs:
         return None
-    off = [mine["value"] - theirs["value"] for mine, theirs in pairs]
-    return _cell(off, "+", _notes(*pairs[0], searched))
+    differences = [row["value"] - dense_row["value"] for row, dense_row in pairs]
+    return _cell(differences, "+", _notes(*pairs[0], searches))
 
 
-def _notes(row, dense, searched):
+def _notes(row, dense, searches):
     factor = row["rate"] / dense["rate"]
-    tried = searched.get((row["optimizer"], row["method"]), ())
-    at_edge = rate_search.edge(row["rate"], tried)
-    return [f"rate x {factor:.2g}"] * (factor != 1) + ["at the edge"] * bool(at_edge)
+    rates = searches.get((row["optimizer"], row["method"]), ())
+    notes = []
+    if factor != 1:
+        notes.append(f"rate x {factor:.2g}")
+    if rate_search.edge(row["rate"], rates):
+        notes.append("at the edge")
+    return notes
 
 
 def _cell(values, sign, notes):
@@ -186,9 +192,9 @@ def _cell(values, sign, notes):
 
 
 def refusals(lines):
-    """Return what is said of optimizers that methods refuse."""
+    """Return notes about optimizers that methods reject."""
     return [
-        f"{line['optimizer']} is refused by {', '.join(methods)}: {why}"
+        f"{line['optimizer']} is refused by {', '.join(methods)}: {reason}"
         for line in lines
-        for why, methods in line["refusals"].items()
+        for reason, methods in line["refusals"].items()
     ]

@@ -1,4 +1,4 @@
-"""Runs of `periods.py` by method and period; and in what time they reach a target."""
+"""The tables of `periods.py`: runs by method and period, and times to a target."""
 
 import statistics
 
@@ -6,7 +6,7 @@ from common import presets
 from tasks.small import TASKS
 
 SEED_OF_RATES = 100
-"""Of runs by which a rate is chosen, and which do not count."""
+"""Seed of the runs that choose the learning rate; the tables leave them out."""
 COLUMNS = [
     ("rate", "rate", ""),
     ("delay_ms", "round trip (ms)", "g"),
@@ -18,38 +18,41 @@ COLUMNS = [
 
 
 class SizeError(ValueError):
-    """Exchanges of one model, and runs of another that is much larger or smaller."""
+    """The models of exchanges and of runs differ too much in size."""
 
 
 def summaries(rows):
     """Return lists of a row per method and period, means or medians over seeds.
 
     Args:
-        rows: of `periods.py`.
+        rows: rows of `periods.py`.
 
     Returns:
-        A list for each task, steps and workers that has a dense run. Runs by other
-        learning rates than the chosen one do not count.
+        A list for each task, number of steps and of workers that has a dense run. Runs
+        with learning rates that the search did not select are left out.
     """
     groups = {}
     for row in rows:
         groups.setdefault((row["task"], row["steps"], row["workers"]), []).append(row)
-    found = [_of_setting(group, TASKS[task]) for (task, *_), group in groups.items()]
-    return [shown for shown in found if shown]
+    settings = [
+        _summaries_of_setting(group, TASKS[task])
+        for (task, *_), group in groups.items()
+    ]
+    return [lines for lines in settings if lines]
 
 
-def _of_setting(rows, task):
-    tried = {row["rate"]: row["loss"] for row in rows if row["seed"] == SEED_OF_RATES}
-    chosen = min(tried, key=tried.get, default=None)
-    counted = [
+def _summaries_of_setting(rows, task):
+    losses = {row["rate"]: row["loss"] for row in rows if row["seed"] == SEED_OF_RATES}
+    adamw_rate = min(losses, key=losses.get, default=None)
+    selected = [
         row
         for row in rows
         if row["seed"] != SEED_OF_RATES
-        and (row["method"] not in presets.WITH_ADAMW or row["rate"] == chosen)
+        and (row["method"] not in presets.WITH_ADAMW or row["rate"] == adamw_rate)
     ]
-    dense = {row["seed"]: row for row in counted if row["method"] == "dense"}
+    dense = {row["seed"]: row for row in selected if row["method"] == "dense"}
     groups = {}
-    for row in counted:
+    for row in selected:
         if row["seed"] in dense:
             groups.setdefault((row["method"], row["period"]), []).append(row)
     return [_summary(runs, dense, task) for runs in groups.values()]
@@ -57,66 +60,70 @@ def _of_setting(rows, task):
 
 def _summary(runs, dense, task):
     values = [row["value"] for row in runs]
-    aims = {seed: row["value"] for seed, row in dense.items()}
-    reached = [_steps_to(row["curve"], aims[row["seed"]], task) for row in runs]
+    steps_to_target = [
+        _steps_to_target(row["curve"], dense[row["seed"]]["value"], task)
+        for row in runs
+    ]
     loss = statistics.mean(row["loss"] for row in runs)
-    control = statistics.mean(dense[row["seed"]]["loss"] for row in runs)
+    dense_loss = statistics.mean(dense[row["seed"]]["loss"] for row in runs)
     return {
         **runs[0],
         "value": statistics.median(values),
         "spread": (max(values) - min(values)) / 2,
         "loss": loss,
-        "to_dense": loss / control - 1,
+        "to_dense": loss / dense_loss - 1,
         "bytes_per_step": statistics.median(r["bytes"] / r["steps"] for r in runs),
         "parameters": dense[runs[0]["seed"]]["bytes"] / (4 * runs[0]["steps"]),
-        "steps_to_target": None if None in reached else statistics.median(reached),
+        "steps_to_target": None
+        if None in steps_to_target
+        else statistics.median(steps_to_target),
         "runs": len(runs),
     }
 
 
-def _steps_to(curve, dense_value, task):
-    """Return at which step a curve was first as good, or None."""
-    good = [step for step, _, value in curve if task.reached(value, dense_value)]
-    return min(good, default=None)
+def _steps_to_target(curve, dense_value, task):
+    """Return the first step at which a run was as good as dense, or None."""
+    steps = [step for step, _, value in curve if task.reached(value, dense_value)]
+    return min(steps, default=None)
 
 
 def seconds(rows, runs):
     """Return a row per link, mode and period of runs: seconds until the target.
 
-    An exchange takes as long after any number of steps, so it is measured after some.
-    Runs are those of as many workers and, of these, of the most steps.
+    The duration of an exchange does not depend on the period, so that rows with any
+    period serve. Uses the longest runs with the same number of workers.
 
     Args:
-        rows: of `distant_runs.add_comparisons`, with the times of steps and exchanges.
-        runs: of `periods.py`, which say how many steps it takes.
+        rows: rows of `distant_runs.add_comparisons`, with times of steps and exchanges.
+        runs: rows of `periods.py`, with the number of steps to the target.
 
     Raises:
-        SizeError: if the models differ by more than a fourth of their parameters.
+        SizeError: if the numbers of parameters differ by more than a fourth.
     """
-    found = summaries(runs)
-    needed = {n: _needed(found, n) for n in {row["workers"] for row in rows}}
+    lines = summaries(runs)
+    longest = {n: _longest_runs(lines, n) for n in {row["workers"] for row in rows}}
     return [
         _seconds(row, period, by_task)
         for row in rows
-        for (method, period), by_task in needed[row["workers"]].items()
+        for (method, period), by_task in longest[row["workers"]].items()
         if method == row["mode"] and "exchange_ms" in row
     ]
 
 
-def _needed(found, workers):
-    """Return by (method, period) the rows of each task, of the longest runs."""
+def _longest_runs(all_lines, workers):
+    """Return the summaries of the longest runs, by (method, period) and task."""
     longest = {}
-    for shown in found:
-        first = shown[0]
-        before = longest.get(first["task"])
-        longer = before is None or before[0]["steps"] < first["steps"]
+    for lines in all_lines:
+        first = lines[0]
+        other = longest.get(first["task"])
+        longer = other is None or other[0]["steps"] < first["steps"]
         if first["workers"] == workers and longer:
-            longest[first["task"]] = shown
-    needed = {}
-    for task, shown in longest.items():
-        for row in shown:
-            needed.setdefault((row["method"], row["period"]), {})[task] = row
-    return needed
+            longest[first["task"]] = lines
+    by_run = {}
+    for task, lines in longest.items():
+        for line in lines:
+            by_run.setdefault((line["method"], line["period"]), {})[task] = line
+    return by_run
 
 
 def _check_sizes(row, by_task):
@@ -131,12 +138,12 @@ def _check_sizes(row, by_task):
 
 def _seconds(row, period, by_task):
     _check_sizes(row, by_task)
-    alone = row["step_ms"] - row["exchange_ms"] / row["period"]
-    step = (alone + row["exchange_ms"] / period) / 1000
+    computing_ms = row["step_ms"] - row["exchange_ms"] / row["period"]
+    step_seconds = (computing_ms + row["exchange_ms"] / period) / 1000
     steps = {task: run["steps_to_target"] for task, run in by_task.items()}
     return {
         **{name: row[name] for name in ("rate", "delay_ms", "mode")},
         "period": period,
         **{f"{task}_steps": number for task, number in steps.items()},
-        **{task: number and number * step for task, number in steps.items()},
+        **{task: number and number * step_seconds for task, number in steps.items()},
     }

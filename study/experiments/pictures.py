@@ -14,11 +14,11 @@ from matplotlib.ticker import EngFormatter
 
 
 def draw(rows, path):
-    """Draw one panel per setting; a point per method, its spread over seeds as a bar.
+    """Plot a panel per setting: a point per method, and its spread as an error bar.
 
     Args:
         rows: lines of `convergence.tables`.
-        path: of the picture; its ending decides on the format.
+        path: path of the picture; its suffix sets the format.
     """
     panels = list(group_rows(rows, ["task", "steps", "workers"]).values())
     figure, axes = plt.subplots(
@@ -32,12 +32,12 @@ def draw(rows, path):
 
 
 def draw_curves(panels, path):
-    """Draw what methods reach over steps, and over bytes; two panels per setting.
+    """Plot the metric over steps and over bytes; two panels per setting.
 
     Args:
         panels: dictionary from a title to rows, one per method, whose `curve` is
             [(steps, bytes, value)].
-        path: of the picture; its ending decides on the format.
+        path: path of the picture; its suffix sets the format.
     """
     figure, axes = plt.subplots(
         len(panels),
@@ -60,7 +60,7 @@ def draw_curves(panels, path):
 
 
 def _draw_lines(axis, rows, index):
-    """Draw curves against steps, of index 0 in a point, or bytes, of index 1."""
+    """Plot curves over index 0 of their points (steps) or index 1 (bytes)."""
     axis.set_ylabel(rows[0]["metric"])
     axis.grid(visible=True, color="0.93", zorder=0)
     styles = itertools.product(("-", "--", ":", "-."), plt.get_cmap("tab10").colors)
@@ -76,7 +76,7 @@ def _draw_lines(axis, rows, index):
     losses = [point[2] for row in rows for point in row["curve"]]
     losses = [loss for loss in losses if math.isfinite(loss)] or [1]
     if rows[0]["metric"] == "loss" and max(losses) > 10 * min(losses):
-        axis.set_yscale("log")  # else what fails is all there is to be seen
+        axis.set_yscale("log")  # diverging runs would hide the differences of others
 
 
 def _panel(axis, rows):
@@ -92,8 +92,8 @@ def _panel(axis, rows):
     axis.grid(visible=True, color="0.93", zorder=0)
     labels = []
     for row in rows:
-        at = (row["bytes_per_step"], row["value"])
-        axis.errorbar(*at, yerr=row["spread"], fmt=".", markersize=8, capsize=2)
-        labels.append(axis.text(*at, row["method"], fontsize=7))
+        x, y = row["bytes_per_step"], row["value"]
+        axis.errorbar(x, y, yerr=row["spread"], fmt=".", markersize=8, capsize=2)
+        labels.append(axis.text(x, y, row["method"], fontsize=7))
     lines = {"arrowstyle": "-", "color": "0.7"}
     adjust_text(labels, ax=axis, expand=(1.3, 1.7), arrowprops=lines)

@@ -1,4 +1,4 @@
-"""Runs of `server_training.py`: their plan, their rows, and these beside the dense."""
+"""The runs of `server_training.py`, and comparisons with the dense run."""
 
 import dataclasses
 import itertools
@@ -16,28 +16,28 @@ KEYS = [
     *("batch_size", "width", "learning_rate", "sparsity", "factor_masking"),
     *("pull", "pull_sparsity", "staleness", "quorum", "every"),
 ]
-_OF_DENSE = ["inner", "workers", "rate", "steps", "batch_size", "width", "step_ms"]
+_DENSE_KEYS = ["inner", "workers", "rate", "steps", "batch_size", "width", "step_ms"]
 
 
 @dataclasses.dataclass(frozen=True)
 class Plan:
-    """What all runs have in common.
+    """Settings that all runs have in common.
 
     Attributes:
-        folder: of `digits.prepare`.
-        steps: gradients that all workers together compute, by their number.
-        step_ms: that a step takes without the update, of a worker that is not slow.
-        batch_size: examples of a step of a worker.
+        folder: folder of `digits.prepare`.
+        steps: mean number of gradients per worker.
+        step_ms: step time without the update, for a worker at full speed.
+        batch_size: examples per step and worker.
         width: units of each hidden layer.
-        learning_rates: by inner optimizer, for steps by all workers.
-        sparsity: of what is pushed.
-        factor_masking: of momentum correction.
-        pull: what is pulled.
-        pull_sparsity: of a sparse pull; None for as much as N pushes.
-        staleness: of ssp.
-        quorum: of backup; None for all but one.
-        every: seconds from one snapshot to the next.
-        timeout: seconds that a worker has to answer.
+        learning_rates: rates by inner optimizer, for steps that sum all workers.
+        sparsity: sparsity of pushes.
+        factor_masking: whether momentum correction masks sent entries.
+        pull: kind of pulls.
+        pull_sparsity: sparsity of sparse pulls; None for as much as N pushes.
+        staleness: maximum staleness of ssp.
+        quorum: quorum of backup; None for all but one.
+        every: seconds between two snapshots.
+        timeout: seconds for a worker's reply.
     """
 
     folder: str
@@ -56,12 +56,20 @@ class Plan:
     timeout: float
 
     def key(self, inner, number, speed, rate, mode, seed):
-        """Return what tells one row from another; None where it does not matter."""
+        """Return the key of a run; settings that a mode does not use are None."""
         served = mode in server_runs.SERVED
-        shared = ("steps", "step_ms", "batch_size", "width", "every")
         return {
-            **{"inner": inner, "workers": number, "speed": speed, "rate": rate},
-            **{"mode": mode, "seed": seed, **{n: getattr(self, n) for n in shared}},
+            "inner": inner,
+            "workers": number,
+            "speed": speed,
+            "rate": rate,
+            "mode": mode,
+            "seed": seed,
+            "steps": self.steps,
+            "step_ms": self.step_ms,
+            "batch_size": self.batch_size,
+            "width": self.width,
+            "every": self.every,
             "learning_rate": self._learning_rate(inner, number, mode),
             "sparsity": None if mode == "dense" else self.sparsity,
             "factor_masking": self._masks(inner, mode),
@@ -72,24 +80,24 @@ class Plan:
         }
 
     def _masks(self, inner, mode):
-        """Return whether momentum is masked; None where none is on the workers."""
+        """Return whether momentum is masked; None if the workers have none."""
         return self.factor_masking if inner == "sgd" and mode != "dense" else None
 
     def _quorum(self, number):
         return self.quorum or max(1, number - 1)
 
     def _learning_rate(self, inner, number, mode):
-        """Return the rate: an Adam moves as far by one push as by a step of all."""
-        alone = mode in ("async", "ssp") and inner == "adam"
-        return self.learning_rates[inner] / (number if alone else 1)
+        """Return the rate: Adam's step is as long for one push as for all workers."""
+        divides = mode in ("async", "ssp") and inner == "adam"
+        return self.learning_rates[inner] / (number if divides else 1)
 
 
 def measure(plan, key):
-    """Return the rest of a run's row: figures, and the curve.
+    """Do a run, and return its row without the key.
 
     Args:
         plan: a `Plan`.
-        key: of `Plan.key`.
+        key: a key of `Plan.key`.
     """
     number = key["workers"]
     settings = {
@@ -98,57 +106,62 @@ def measure(plan, key):
         "speeds": server_runs.speeds(number, key["speed"]),
         "updates": updates_of(key),
     }
-    asked = settings, key["rate"], _WORKER, plan.timeout
-    with server_runs.started(*asked) as run:
-        found = run.take()
-        told = run.ask(do="curve", seconds=found["seconds"])
-    (curve,) = [answer["curve"] for answer in told if "curve" in answer]
-    payloads = {name: told[0][name] for name in ("push", "pull_bytes")}
-    return {**run.about, **found, **payloads, "curve": curve, "value": curve[-1][2]}
+    with server_runs.started(settings, key["rate"], _WORKER, plan.timeout) as run:
+        figures = run.take()
+        replies = run.ask(do="curve", seconds=figures["seconds"])
+    (curve,) = [reply["curve"] for reply in replies if "curve" in reply]
+    return {
+        **run.about,
+        **figures,
+        "push": replies[0]["push"],
+        "pull_bytes": replies[0]["pull_bytes"],
+        "curve": curve,
+        "value": curve[-1][2],
+    }
 
 
 def updates_of(key):
-    """Return the updates that have as many gradients as the steps of all workers."""
+    """Return the number of updates for as many gradients as all workers compute."""
     number = key["workers"]
     pushes = {"async": 1, "ssp": 1, "backup": key["quorum"]}.get(key["mode"], number)
     return math.ceil(key["steps"] * number / pushes)
 
 
 def compared(rows):
-    """Return the rows with what follows from that of the dense run of the same seed.
+    """Return the rows with comparisons to the dense run of the same seed.
 
-    How good a dense run is does not depend on the workers' speed: where there is none
-    of a row's speed, another one's counts.
+    The accuracy of a dense run does not depend on the workers' speed, so a dense run of
+    any speed serves.
 
     Args:
-        rows: of `measure`, with their keys.
+        rows: rows of `measure`, with their keys.
     """
-    dense = {_pair(row): row for row in rows if row["mode"] == "dense"}
-    return [_compared(row, dense.get(_pair(row))) for row in rows]
+    dense = {_dense_key(row): row for row in rows if row["mode"] == "dense"}
+    return [_compared(row, dense.get(_dense_key(row))) for row in rows]
 
 
-def _pair(row):
-    return (*(row[name] for name in _OF_DENSE), row["seed"])
+def _dense_key(row):
+    return (*(row[name] for name in _DENSE_KEYS), row["seed"])
 
 
 def _compared(row, dense):
-    found = {**row, "less": 8 * row["parameters"] / row["bytes"]}
+    row = {**row, "less": 8 * row["parameters"] / row["bytes"]}
     if dense is None:
-        return found
-    aim, reached = dense["value"], small.Mnist.reached
-    good = (at for at in row["curve"] if reached(at[2], aim))
+        return row
+    target, reached = dense["value"], small.Mnist.reached
+    good = (point for point in row["curve"] if reached(point[2], target))
     seconds, updates, _ = next(good, (None, None, None))
     return {
-        **found,
-        "dense": aim,
-        "within": "yes" if reached(row["value"], aim) else "no",
+        **row,
+        "dense": target,
+        "within": "yes" if reached(row["value"], target) else "no",
         "target_seconds": seconds,
         "target_updates": updates,
     }
 
 
 def keys(plan, inners, numbers, speeds, rates, modes, seeds):
-    """Return the keys of all runs, those of a seed and an inner optimizer together."""
+    """Return the keys of all runs, grouped by seed and inner optimizer."""
     grid = itertools.product(seeds, inners, numbers, speeds, rates, modes)
     return [
         plan.key(inner, number, speed, rate, mode, seed)

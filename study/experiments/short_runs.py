@@ -1,4 +1,4 @@
-"""What `horizons.py` trains at the bytes of DGC's usual warm-up, and its tables."""
+"""The runs of `short_runs.py`, at the bytes of DGC with its warm-up, and its tables."""
 
 from typing import NamedTuple
 
@@ -6,7 +6,7 @@ import keras
 import numpy as np
 from common import resumable
 from registered import intervals
-from rivals import feedback, levels
+from rivals import error_feedback, top_k_variants
 
 import tf_dgc
 from experiments import budget
@@ -14,15 +14,15 @@ from tf_dgc.compressors import GlobalTopK, TopK
 
 
 class Run(NamedTuple):
-    """A way to train.
+    """A run's optimizer.
 
     Attributes:
-        make: function of an SGD, a `Budget` and the task.
-        why: it is tried.
+        make: function of an SGD, a `Budget` and the task that returns the optimizer.
+        purpose: the question that the run answers, in a few words.
     """
 
     make: object
-    why: str
+    purpose: str
 
 
 NARROW = {"value_dtype": "mxint8", "uncompressed_dtype": "mxint8"}
@@ -30,9 +30,9 @@ NARROWER = {"value_dtype": "mxfp4", "uncompressed_dtype": "mxint8"}
 VALUES = {"value_dtype": "mxint8"}
 
 
-def _today(inner, spent, task):
-    shape = budget.paper(spent.steps)
-    schedule = tf_dgc.schedules.PiecewiseConstantSparsity(*shape)
+def _paper(inner, run_budget, task):
+    boundaries, values = budget.paper(run_budget.steps)
+    schedule = tf_dgc.schedules.PiecewiseConstantSparsity(boundaries, values)
     return tf_dgc.DGCOptimizer(inner, schedule)
 
 
@@ -40,59 +40,61 @@ def _dgc(shape, types=None, sgd=None, **options):
     types = types or {}
     options = {"corrections": tf_dgc.Corrections(factor_masking=True), **options}
 
-    def make(inner, spent, task):
-        inner = _sgd(task, spent.steps, **sgd) if sgd else inner
-        schedule = spent.fit(shape, **types)
+    def make(inner, run_budget, task):
+        inner = _sgd(task, run_budget.steps, **sgd) if sgd else inner
+        schedule = run_budget.fit(shape, **types)
         return tf_dgc.DGCOptimizer(inner, schedule, **types, **options)
 
     return make
 
 
-def _by(method, together=False, sgd=None, **options):
-    """Return how an optimizer of a method is made, of constant density."""
+def _with_constant_density(method, together=False, sgd=None, **options):
+    """Return a `make` for a method with a constant density within the budget."""
 
-    def make(inner, spent, task):
-        inner = _sgd(task, spent.steps, **sgd) if sgd else inner
-        schedule = spent.fit(budget.constant, together, **VALUES)
+    def make(inner, run_budget, task):
+        inner = _sgd(task, run_budget.steps, **sgd) if sgd else inner
+        schedule = run_budget.fit(budget.constant, together, **VALUES)
         compressor = method(sparsity=schedule.values[0], **VALUES)
         return tf_dgc.CompressedOptimizer(inner, compressor, **options)
 
     return make
 
 
-def _by_layer(inner, spent, task):
-    density = 1 - spent.fit(budget.constant, **VALUES).values[0]
-    compressor = levels.RootTopK.like(density, spent.compressed, **VALUES)
+def _by_layer(inner, run_budget, task):
+    density = 1 - run_budget.fit(budget.constant, **VALUES).values[0]
+    compressor = top_k_variants.RootTopK.like(density, run_budget.compressed, **VALUES)
     return tf_dgc.CompressedOptimizer(inner, compressor, **_CORRECTED)
 
 
-def _at(method, number):
-    """Return how a method is made of a number, whose bytes are known behind a run."""
+def _with_parameter(method, parameter):
+    """Return a `make` for a method whose bytes depend on the course of the run."""
 
-    def make(inner, spent, task):
-        compressor = method(number, **VALUES)
+    def make(inner, run_budget, task):
+        compressor = method(parameter, **VALUES)
         return tf_dgc.CompressedOptimizer(inner, compressor, **_CORRECTED)
 
     return make
 
 
 def _sgd(task, steps, rate=1.0, momentum=0.9, warm_up=0.0):
-    begin = round(warm_up * steps)
-    first = {"warmup_target": rate * task.learning_rate, "warmup_steps": begin}
-    decay = keras.optimizers.schedules.CosineDecay(
-        0.0 if begin else rate * task.learning_rate,
-        steps - begin,
-        **first if begin else {},
-    )
+    peak, warmup_steps = rate * task.learning_rate, round(warm_up * steps)
+    decay = keras.optimizers.schedules.CosineDecay(peak, steps)
+    if warmup_steps:
+        decay = keras.optimizers.schedules.CosineDecay(
+            0.0,
+            steps - warmup_steps,
+            warmup_target=peak,
+            warmup_steps=warmup_steps,
+        )
     return keras.optimizers.SGD(decay, momentum, global_clipnorm=task.clipnorm)
 
 
 def _times(number, types=None):
-    """Return how DGC is made that sends an entry so many times, on average."""
+    """Return a `make` for DGC that sends each entry `number` times on average."""
     types = types or NARROW
 
-    def make(inner, spent, task):
-        sparsity = 1 - min(0.25, number / spent.steps)
+    def make(inner, run_budget, task):
+        sparsity = 1 - min(0.25, number / run_budget.steps)
         return tf_dgc.DGCOptimizer(
             inner,
             sparsity,
@@ -109,7 +111,7 @@ _FLUSHES = {
     "at the end": [1.0],
     "at 0.5, 0.7, 0.9": [0.5, 0.7, 0.9],
 }
-_GAINS = [  # momentum of 0.9 multiplies the rate by 10
+_RATES = [  # momentum of 0.9 multiplies the rate by 10
     ("masked, half rate", True, {"rate": 0.5}),
     ("unmasked, half rate", False, {"rate": 0.5}),
     ("unmasked, quarter rate", False, {"rate": 0.25}),
@@ -124,19 +126,22 @@ _RISING = budget.staged((0.5, 0.5), (0.8, 1), (1, 3))
 
 RUNS = {
     "dense": Run(lambda inner, *_: inner, "the control"),
-    "dgc": Run(_today, "today's"),
-    "constant": Run(_dgc(budget.constant), "warm-up against density"),
+    "dgc": Run(_paper, "the paper's warm-up"),
+    "constant": Run(_dgc(budget.constant), "constant density instead of a warm-up"),
     "constant mxint8": Run(_dgc(budget.constant, NARROW), "narrow values"),
     "constant mxfp4": Run(_dgc(budget.constant, NARROWER), "narrow values"),
     "warm-up mxint8": Run(_dgc(budget.warm_up, NARROW), "narrow values"),
     "falling mxint8": Run(_dgc(_FALLING, NARROW), "a short warm-up"),
-    "rising mxint8": Run(_dgc(_RISING, NARROW), "more as the rate falls"),
+    "rising mxint8": Run(_dgc(_RISING, NARROW), "more bytes at lower rates"),
     **{
-        f"flush {name}": Run(_dgc(budget.flushed(budget.constant, *at)), "all arrives")
-        for name, at in _FLUSHES.items()
+        f"flush {name}": Run(
+            _dgc(budget.flushed(budget.constant, *shares)), "steps that send everything"
+        )
+        for name, shares in _FLUSHES.items()
     },
     "flush mxint8": Run(
-        _dgc(budget.flushed(budget.constant, 0.5, 0.7, 0.9), NARROW), "all arrives"
+        _dgc(budget.flushed(budget.constant, 0.5, 0.7, 0.9), NARROW),
+        "steps that send everything",
     ),
     "rate when sent mxint8": Run(
         _dgc(
@@ -146,7 +151,7 @@ RUNS = {
                 factor_masking=False, scale_before_accumulation=False
             ),
         ),
-        "the paper's: old gradients at the rate they are sent at",
+        "delayed gradients at the learning rate of the sending step, as in the paper",
     ),
     "rate warm-up mxint8": Run(
         _dgc(
@@ -163,7 +168,7 @@ RUNS = {
             NARROW,
             corrections=tf_dgc.Corrections(factor_masking=False),
         ),
-        "momentum of what is sent",
+        "without factor masking",
     ),
     "uncorrected mxint8": Run(
         _dgc(
@@ -175,11 +180,11 @@ RUNS = {
     ),
     "unmasked": Run(
         _dgc(budget.constant, corrections=tf_dgc.Corrections(factor_masking=False)),
-        "momentum of what is sent",
+        "without factor masking",
     ),
     "dgc unmasked": Run(
         _dgc(budget.warm_up, corrections=tf_dgc.Corrections(factor_masking=False)),
-        "today's, but for the masking",
+        "the paper's warm-up without factor masking",
     ),
     **{
         f"dgc {name}": Run(
@@ -188,9 +193,9 @@ RUNS = {
                 sgd=sgd,
                 corrections=tf_dgc.Corrections(factor_masking=masked),
             ),
-            "waiting and momentum delay, and the gain of both may be too much",
+            "whether momentum and delayed sending together move too far",
         )
-        for name, masked, sgd in _GAINS
+        for name, masked, sgd in _RATES
     },
     "unmasked mxfp4": Run(
         _dgc(
@@ -206,14 +211,14 @@ RUNS = {
             NARROW,
             corrections=tf_dgc.Corrections(factor_masking=False),
         ),
-        "all arrives",
+        "steps that send everything",
     ),
     "unmasked falling mxint8": Run(
         _dgc(_FALLING, NARROW, corrections=tf_dgc.Corrections(factor_masking=False)),
         "a short warm-up",
     ),
     **{
-        f"{number} times": Run(_times(number), "an entry is sent so often in a run")
+        f"{number} times": Run(_times(number), "how often an entry is sent in a run")
         for number in (3, 5, 10)
     },
     **{
@@ -253,26 +258,45 @@ RUNS = {
     ),
     "adacomp": Run(
         lambda inner, *_: tf_dgc.CompressedOptimizer(inner, "adacomp"),
-        "entries near the largest of their neighbours; half the bytes",
+        "entries close to the largest of their chunk; half the bytes",
     ),
-    # Of these, tensors that are exempt are sent as float32: so is that of the first.
-    "top-k": Run(_by(TopK, **_CORRECTED), "the control of those below"),
-    "global": Run(_by(GlobalTopK, True, **_CORRECTED), "one budget for all layers"),
+    # All runs below send uncompressed tensors as float32.
+    "top-k": Run(
+        _with_constant_density(TopK, **_CORRECTED), "the control of the runs below"
+    ),
+    "global": Run(
+        _with_constant_density(GlobalTopK, together=True, **_CORRECTED),
+        "one budget for all layers",
+    ),
     "by layer": Run(_by_layer, "one budget, small tensors denser"),
     **{
-        f"hard threshold {x:g}": Run(_at(levels.HardThreshold, x), "k by what is large")
-        for x in (8e-4, 1e-3, 1.4e-3, 2e-3, 2.5e-3, 4e-3, 7e-3, 2e-2)
+        f"hard threshold {threshold:g}": Run(
+            _with_parameter(top_k_variants.HardThreshold, threshold),
+            "k from the number of large entries",
+        )
+        for threshold in (8e-4, 1e-3, 1.4e-3, 2e-3, 2.5e-3, 4e-3, 7e-3, 2e-2)
     },
     **{
-        f"residual level {x:g}": Run(_at(levels.ResidualLevel, x), "k by what waits")
-        for x in (0.13, 0.2, 0.25, 0.3, 1, 3)
+        f"residual level {level:g}": Run(
+            _with_parameter(top_k_variants.ResidualLevel, level),
+            "k from the norm of the residual",
+        )
+        for level in (0.13, 0.2, 0.25, 0.3, 1, 3)
     },
-    "decay 0.95": Run(_by(feedback.ForgettingTopK, **_CORRECTED), "residual decay"),
-    "momentum ef21": Run(
-        _by(feedback.MomentumEF21, sgd={"momentum": 0.0, "rate": 10.0}), "EF21-SGDM"
+    "decay 0.95": Run(
+        _with_constant_density(error_feedback.DecayingTopK, **_CORRECTED),
+        "residual decay",
     ),
-    "econtrol": Run(_by(feedback.EControl), "EControl"),
-    "diana top-k": Run(_by(feedback.SparseDIANA), "DIANA with top-k"),
+    "momentum ef21": Run(
+        _with_constant_density(
+            error_feedback.MomentumEF21, sgd={"momentum": 0.0, "rate": 10.0}
+        ),
+        "EF21-SGDM",
+    ),
+    "econtrol": Run(_with_constant_density(error_feedback.EControl), "EControl"),
+    "diana top-k": Run(
+        _with_constant_density(error_feedback.SparseDIANA), "DIANA with top-k"
+    ),
 }
 
 
@@ -289,38 +313,43 @@ COLUMNS = [
 
 
 def tables(rows):
-    """Return a title, lines and columns for each setting; no column that is empty.
+    """Return a title, lines and the columns with values for each setting.
 
     Args:
-        rows: of `horizons.py`.
+        rows: rows of `short_runs.py`.
     """
+    groups = resumable.group_rows(rows, SETTING)
     return [
-        _table(*of, group) for of, group in resumable.group_rows(rows, SETTING).items()
+        _table(task, steps, workers, group)
+        for (task, steps, workers), group in groups.items()
     ]
 
 
 def _table(task, steps, workers, rows):
     lines = summaries(rows)
+    seeds = sorted({line["seeds"] for line in lines})
     title = f"{task}: {lines[0]['metric']} after {steps} steps, {workers} workers, "
-    title += f"seeds: {', '.join(map(str, sorted({s['seeds'] for s in lines})))}"
+    title += f"seeds: {', '.join(map(str, seeds))}"
     columns = [
-        column for column in COLUMNS if any(s[column[0]] is not None for s in lines)
+        (key, heading, form)
+        for key, heading, form in COLUMNS
+        if any(line[key] is not None for line in lines)
     ]
     return title, lines, columns
 
 
 def summaries(rows):
-    """Return a row per run: means over seeds, their deviation, and pairs with dense.
+    """Return a line per run: means over seeds, and paired differences to dense.
 
     Args:
-        rows: of `horizons.py`, of one setting.
+        rows: rows of `short_runs.py` of one setting.
     """
     groups = resumable.group_rows(rows, ["method"]).values()
-    return [_summary(group, rows) for group in sorted(groups, key=_place)]
+    return [_summary(group, rows) for group in sorted(groups, key=_position)]
 
 
-def _place(group):
-    """Return the place among all runs, or behind them, of names of earlier days."""
+def _position(group):
+    """Return the position among all runs; former runs come last."""
     order, name = list(RUNS), group[0]["method"]
     return order.index(name) if name in order else len(order)
 
@@ -338,11 +367,13 @@ def _summary(group, rows):
 
 
 def _to_dense(group, rows):
-    """Return the mean difference in pairs, half of its interval, and the gap."""
+    """Return the mean paired difference, half of its interval, and the gap."""
     seeds = {row["seed"] for row in group}
-    others = [row for row in rows if row["seed"] in seeds]
-    found = intervals.paired(others, group[0]["method"])
-    usual = intervals.paired(others, "dgc")
-    told = found.seeds and usual.separates and not (found.failed or usual.failed)
-    gap = found.mean / usual.mean if told else None
-    return {**found.as_columns(), "gap": gap}
+    rows = [row for row in rows if row["seed"] in seeds]
+    difference = intervals.paired(rows, group[0]["method"])
+    dgc = intervals.paired(rows, "dgc")
+    failed = difference.failed or dgc.failed
+    gap = None
+    if difference.seeds and dgc.separates and not failed:
+        gap = difference.mean / dgc.mean
+    return {**difference.as_columns(), "gap": gap}

@@ -1,4 +1,4 @@
-"""Runs of `time_to_accuracy.py`, and their rows compared with the dense run's."""
+"""The runs of `time_to_accuracy.py`, and comparisons with the dense run."""
 
 import itertools
 import math
@@ -21,15 +21,15 @@ prepare = timed.prepare
 
 
 def check(methods, looks, steps):
-    """Refuse what cannot be run.
+    """Check the arguments of a command.
 
     Args:
         methods: `dense`, `dgc` or names of methods.
-        looks: looks of a run.
-        steps: steps of a run.
+        looks: number of evaluations of a run.
+        steps: number of steps of a run.
 
     Raises:
-        ValueError: if a method is not known, or there are more looks than steps.
+        ValueError: if a method is unknown, or there are more looks than steps.
     """
     for method in methods:
         if method not in METHODS:
@@ -42,7 +42,7 @@ def check(methods, looks, steps):
 
 
 def keys(tasks, rates, methods, seeds, width, shared, rows=(), retry=False):
-    """Return the keys of all runs, those of a seed, a task and a link together.
+    """Return the keys of all runs, grouped by seed, task and link.
 
     Args:
         tasks: names of tasks.
@@ -50,53 +50,54 @@ def keys(tasks, rates, methods, seeds, width, shared, rows=(), retry=False):
         methods: `dense`, `dgc` or names of methods.
         seeds: seeds.
         width: units of a hidden layer of `digits`.
-        shared: what all runs have in common: `workers`, `steps`, `looks`, and the
-            machine's `processor` and `cpus`.
-        rows: of earlier runs.
-        retry: whether those that failed are to be run again.
+        shared: settings of all runs: `workers`, `steps`, `looks`, and the machine's
+            `processor` and `cpus`.
+        rows: rows of earlier runs.
+        retry: whether to repeat failed runs.
     """
-    grid = itertools.product(seeds, tasks, rates, methods)
-    found = [
-        {
-            **{"task": task, "rate": rate, "mode": method, "seed": seed},
+    last_rows = {run_key(row): row for row in rows}
+    keys = []
+    for seed, task, rate, method in itertools.product(seeds, tasks, rates, methods):
+        key = {
+            "task": task,
+            "rate": rate,
+            "mode": method,
+            "seed": seed,
             "width": width if task == timed.Digits.name else None,
             **{name: shared[name] for name in _SHARED},
         }
-        for seed, task, rate, method in grid
-    ]
-    tried = {run_of(row): row for row in rows}
-    return [
-        {**key, "attempt": _attempt(tried.get(run_of(key)), retry)} for key in found
-    ]
+        key["attempt"] = _attempt(last_rows.get(run_key(key)), retry)
+        keys.append(key)
+    return keys
 
 
-def run_of(row):
-    """Return what tells a run from another one, whatever came of it before."""
+def run_key(row):
+    """Return the key of a run without the number of the attempt."""
     return tuple(row[name] for name in KEYS if name != "attempt")
 
 
-def _attempt(before, retry):
-    """Return how many tries have failed before this one."""
-    if before is None:
+def _attempt(last_row, retry):
+    """Return the number of failed attempts before this one."""
+    if last_row is None:
         return 0
-    return before["attempt"] + (retry and has_failed(before))
+    return last_row["attempt"] + (retry and has_failed(last_row))
 
 
 def has_failed(row):
-    """Return whether a run has ended without a value."""
+    """Return whether a run ended without a value."""
     return row["value"] is None
 
 
 def measure(key, folder, timeout):
-    """Return the rest of a run's row: figures, and the curve.
+    """Do a run, and return its row without the key.
 
-    Where a method fails that is the row: `error`, and a value of None. Where the dense
-    run fails, which is stock Keras, there is something else the matter.
+    If a method fails, the row has an `error` and a value of None. A failure of the
+    dense run, which is stock Keras, has another cause and is raised.
 
     Args:
         key: one of `keys`.
-        folder: of `prepare`.
-        timeout: seconds that a worker has to answer.
+        folder: folder of `prepare`.
+        timeout: seconds for a worker's reply.
 
     Raises:
         WorkerError: if workers of the dense run fail.
@@ -115,153 +116,159 @@ def _measure(key, folder, timeout):
         **{"folder": folder, "updates": key["steps"], "step_ms": 0.0},
         "speeds": server_runs.speeds(key["workers"], 1.0),
     }
-    asked = settings, key["rate"], _WORKER, timeout
-    with server_runs.started(*asked) as run:
-        found = run.take()
-        told = run.ask(do="curve", seconds=found["seconds"])
-    _check(key, told)
+    with server_runs.started(settings, key["rate"], _WORKER, timeout) as run:
+        figures = run.take()
+        replies = run.ask(do="curve", seconds=figures["seconds"])
+    _check_same_weights(key, replies)
     curve = sorted(
-        (look for t in told for look in t["curve"]), key=lambda look: look[1]
+        (point for reply in replies for point in reply["curve"]),
+        key=lambda point: point[1],
     )
     return {
         **run.about,
-        **found,
-        "step_ms": statistics.median(found["median_ms"]),
-        "copying": max(t["copying"] for t in told),
-        **{"handed": told[0]["push"], "curve": curve, "value": curve[-1][2]},
+        **figures,
+        "step_ms": statistics.median(figures["median_ms"]),
+        "copying": max(reply["copying"] for reply in replies),
+        "handed": replies[0]["push"],
+        "curve": curve,
+        "value": curve[-1][2],
     }
 
 
-def _check(key, told):
-    """Refuse a run in which workers did not have the same weights at every look."""
-    if len({str(t["sums"]) for t in told}) > 1:
+def _check_same_weights(key, replies):
+    """Raise an error if workers had different weights at any snapshot."""
+    if len({str(reply["sums"]) for reply in replies}) > 1:
         raise WorkerError(f"{key['mode']}: weights differ between workers")
 
 
-TOLERANCE = 0.005  # the target is so much below what the dense run ends at
-_OF_DENSE = [n for n in KEYS if n not in ("mode", "attempt")]
+TOLERANCE = 0.005  # the target's distance to the dense run's final accuracy
+_DENSE_KEYS = [n for n in KEYS if n not in ("mode", "attempt")]
 
 
 def compared(rows, tolerance):
-    """Return the rows with what follows from the dense run of the same seed and link.
+    """Return the rows with comparisons to the dense run of the same seed and link.
 
-    Of a run that was tried again, the last try.
+    Of several attempts at a run, only the last one is returned.
 
     Args:
-        rows: of `measure`, with their keys.
-        tolerance: how much less than the dense run's is the target.
+        rows: rows of `measure`, with their keys.
+        tolerance: distance of the target to the dense run's final accuracy.
 
     Returns:
-        Rows with `to_dense`; `target_seconds`, `target_updates`: the first look that is
-        good enough; `since`, the one before, so that it came between them; `lasting`,
-        seconds from where on all looks are; and, as a share of the dense run's time by
-        this one's, `times`, with `times_least` and `times_most` by what is between two
-        looks; the dense run has none of these three. None where a run never came to it.
+        Rows with `to_dense`; `target_seconds` and `target_updates` of the first
+        evaluation that reached the target; `since`, seconds of the evaluation before;
+        `lasting`, seconds from which all evaluations reach the target; and `times`, the
+        ratio of the dense run's time to this run's, which is between `times_least` and
+        `times_most` (the dense run lacks these three). Values are None if a run never
+        reached the target.
     """
-    last = {run_of(row): row for row in rows}.values()
-    dense = {_pair(r): r for r in last if r["mode"] == "dense"}
-    return [_compared(row, dense.get(_pair(row)), tolerance) for row in last]
+    last_rows = {run_key(row): row for row in rows}.values()
+    dense = {_dense_key(row): row for row in last_rows if row["mode"] == "dense"}
+    return [_compared(row, dense.get(_dense_key(row)), tolerance) for row in last_rows]
 
 
-def _pair(row):
-    return tuple(row[name] for name in _OF_DENSE)
+def _dense_key(row):
+    return tuple(row[name] for name in _DENSE_KEYS)
 
 
 def _compared(row, dense, tolerance):
-    found = {**row, "failed": "yes" if has_failed(row) else None}
-    if dense is None or found["failed"]:
-        return found
-    # Values are shares of so many examples, whose difference is rounded.
+    line = {**row, "failed": "yes" if has_failed(row) else None}
+    if dense is None or has_failed(row):
+        return line
+    # Accuracies are multiples of 1 / examples; the margin absorbs rounding.
     target = dense["value"] - tolerance - 1e-9
-    since, seconds, updates = _reached(row["curve"], target)
-    found |= {
+    since, seconds, updates = _time_to_target(row["curve"], target)
+    line |= {
         "to_dense": row["value"] - dense["value"],
-        **{"target_seconds": seconds, "target_updates": updates, "since": since},
+        "target_seconds": seconds,
+        "target_updates": updates,
+        "since": since,
         "lasting": _lasting(row["curve"], target),
     }
     if seconds and row is not dense:
-        dense_since, of_dense, _ = _reached(dense["curve"], target)
-        found["times"] = of_dense / seconds
-        found["times_least"] = dense_since / seconds
-        found["times_most"] = of_dense / since if since else None
-    return found
+        dense_since, dense_seconds, _ = _time_to_target(dense["curve"], target)
+        line["times"] = dense_seconds / seconds
+        line["times_least"] = dense_since / seconds
+        line["times_most"] = dense_seconds / since if since else None
+    return line
 
 
-def _reached(curve, target):
-    """Return seconds of the look before the first good one; its own, and updates.
+def _time_to_target(curve, target):
+    """Return the seconds before the first good evaluation; its own, and updates.
 
-    The look before the first step does not count: nothing has been trained.
+    Ignores the evaluation of the initial weights.
     """
-    before = 0.0
+    previous = 0.0
     for seconds, updates, value in curve:
         if updates and value >= target:
-            return before, seconds, updates
-        before = seconds
+            return previous, seconds, updates
+        previous = seconds
     return None, None, None
 
 
 def _lasting(curve, target):
-    """Return the seconds from where on all looks are good, or None."""
-    good = itertools.takewhile(lambda look: look[2] >= target, reversed(curve))
+    """Return the seconds from which all evaluations are good, or None."""
+    good = itertools.takewhile(lambda point: point[2] >= target, reversed(curve))
     return min((seconds for seconds, *_ in good), default=None)
 
 
-def summaries(shown):
+def summaries(rows):
     """Return a row for each method, task and link, over the seeds with a dense run.
 
     Args:
-        shown: of `compared`.
+        rows: rows of `compared`.
 
     Returns:
-        Rows with `runs`, and how many of them have `failures` or have `reached` the
-        target. Where none has failed, the mean of `value` and, by pairs, of `to_dense`,
-        with half of its 95 % interval. Where all have reached the target, the mean of
-        `target_seconds` and the geometric mean of `times` with its interval: those that
-        have not are the slow ones.
+        Rows with `runs`, and how many of them are `failures` or have `reached` the
+        target. If no run failed, the mean of `value` and the paired mean of `to_dense`
+        with half of its 95 % interval. If all runs reached the target, the mean of
+        `target_seconds` and the geometric mean of `times` with its interval; otherwise
+        these means would leave out the slow runs.
     """
-    paired = {_pair(row) for row in shown if row["mode"] == "dense"}
+    dense_keys = {_dense_key(row) for row in rows if row["mode"] == "dense"}
     groups = {}
-    for row in shown:
-        if _pair(row) in paired:
-            groups.setdefault(_method(row), []).append(row)
+    for row in rows:
+        if _dense_key(row) in dense_keys:
+            groups.setdefault(_group_key(row), []).append(row)
     return [_summary(group) for group in groups.values()]
 
 
-def _method(row):
-    return row["mode"], *(row[name] for name in _OF_DENSE if name != "seed")
+def _group_key(row):
+    return row["mode"], *(row[name] for name in _DENSE_KEYS if name != "seed")
 
 
 def _summary(rows):
     failures = sum(has_failed(row) for row in rows)
     reached = sum(row.get("target_seconds") is not None for row in rows)
-    found = {name: rows[0][name] for name in KEYS if name != "seed"}
-    found |= {"runs": len(rows), "failures": failures, "reached": reached}
+    summary = {name: rows[0][name] for name in KEYS if name != "seed"}
+    summary |= {"runs": len(rows), "failures": failures, "reached": reached}
     is_dense = rows[0]["mode"] == "dense"
     if not failures:
-        found["value"] = statistics.mean(row["value"] for row in rows)
-        found |= {} if is_dense else _differences(rows)
+        summary["value"] = statistics.mean(row["value"] for row in rows)
+        summary |= {} if is_dense else _differences(rows)
     if reached == len(rows):
         seconds = [row["target_seconds"] for row in rows]
-        found["target_seconds"] = statistics.mean(seconds)
-        found |= {} if is_dense else _ratios(rows)
-    return found
+        summary["target_seconds"] = statistics.mean(seconds)
+        summary |= {} if is_dense else _ratios(rows)
+    return summary
 
 
 def _differences(rows):
-    found = _over_seeds(rows, "to_dense", lambda value: value)
-    half = found.half_width if len(rows) > 1 else None
-    return {"to_dense": found.mean, "half_width": half}
+    difference = _over_seeds(rows, [row["to_dense"] for row in rows])
+    half_width = difference.half_width if len(rows) > 1 else None
+    return {"to_dense": difference.mean, "half_width": half_width}
 
 
 def _ratios(rows):
-    found = _over_seeds(rows, "times", math.log)
+    log = _over_seeds(rows, [math.log(row["times"]) for row in rows])
     if len(rows) == 1:
-        return {"times": math.exp(found.mean)}
-    ends = found.mean - found.half_width, found.mean, found.mean + found.half_width
-    names = "times_least", "times", "times_most"
-    return dict(zip(names, map(math.exp, ends), strict=True))
+        return {"times": math.exp(log.mean)}
+    return {
+        "times_least": math.exp(log.mean - log.half_width),
+        "times": math.exp(log.mean),
+        "times_most": math.exp(log.mean + log.half_width),
+    }
 
 
-def _over_seeds(rows, name, scale):
-    values = [scale(row[name]) for row in rows]
-    return intervals.Difference(tuple(r["seed"] for r in rows), tuple(values))
+def _over_seeds(rows, values):
+    return intervals.Difference(tuple(row["seed"] for row in rows), tuple(values))

@@ -1,1 +1,1 @@
-"""What the experiments train: models, their data, and recipes."""
+"""The tasks of the experiments: models, their data, and recipes."""

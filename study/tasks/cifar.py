@@ -1,4 +1,4 @@
-"""CIFAR-10 by a residual network of 6n + 2 layers."""
+"""CIFAR-10 with a residual network of 6n + 2 layers."""
 
 import functools
 
@@ -8,25 +8,24 @@ import numpy as np
 from tasks.recipe_task import Task, shuffled
 from tasks.small import predictor, read
 
-_HELD_BACK = 5_000
+_NUM_HELD_BACK = 5_000
 _PADDING = 4
 
 
 class Cifar10(Task):
-    """Photographs, by a residual network as in He et al. (2016), section 4.2.
+    """Classifies photographs with a residual network of He et al. (2016), section 4.2.
 
-    Shortcuts have no parameters: where the size halves, they take every second pixel
-    and are padded with channels of zeros. Images are standardized by channel, shifted
-    by up to 4 pixels and mirrored, as in that paper. Unlike there, the first
-    convolution may take every second pixel, which makes a step four times as cheap.
+    Shortcuts have no parameters: where the resolution halves, they take every second
+    pixel and pad with channels of zeros. Images are standardized by channel, shifted by
+    up to 4 pixels and mirrored, as in the paper. Unlike in the paper, the first
+    convolution may have a stride of 2, which makes a step four times as cheap.
 
     Args:
         data: see `Task`.
         tuning: see `Task`.
         blocks: number of residual blocks per stage, n.
         width: number of channels of the first stage, 16 in the paper.
-        stride: pixels from one place of the first convolution to the next, 1 in the
-            paper.
+        stride: stride of the first convolution, 1 in the paper.
     """
 
     name = "cifar10"
@@ -39,22 +38,22 @@ class Cifar10(Task):
 
     @functools.cached_property
     def train(self):
-        """Padded images and labels that are trained on."""
+        """Padded training images, and labels."""
         images, labels = _part(self._data, "train", self._tuning)
         return padded(images), labels
 
     @functools.cached_property
     def test(self):
-        """Images and labels that are measured on."""
+        """Test images and labels, or held-back training images when tuning."""
         return _part(self._data, "test", self._tuning)
 
     @property
     def num_examples(self):
-        """Number of images of a pass."""
+        """Number of training images."""
         return len(self.train[1])
 
     def model(self):
-        """Return the network, with weights drawn anew."""
+        """Return the network with random weights."""
         inputs = keras.Input((32, 32, 3))
         x = _normalized(_convolution(self._width, self._stride)(inputs))
         x = keras.layers.ReLU()(x)
@@ -68,22 +67,22 @@ class Cifar10(Task):
     def batch(self, seed, step, worker, workers):
         """Return images, shifted and mirrored, and labels."""
         size = self.recipe.batch_size
-        chosen, random = shuffled(seed, step, worker, workers, size, self.num_examples)
+        indices, random = shuffled(seed, step, worker, workers, size, self.num_examples)
         shifts = random.integers(0, 2 * _PADDING + 1, (size, 2))
         mirrored = random.integers(0, 2, size)
         padded, labels = self.train
         images = np.empty((size, 32, 32, 3), np.float32)
-        for i, (at, (y, x)) in enumerate(zip(chosen, shifts, strict=True)):
-            image = padded[at, y : y + 32, x : x + 32]
+        for i, (index, (y, x)) in enumerate(zip(indices, shifts, strict=True)):
+            image = padded[index, y : y + 32, x : x + 32]
             images[i] = image[:, ::-1] if mirrored[i] else image
-        return images, labels[chosen]
+        return images, labels[indices]
 
     def evaluate(self, model):
-        """Return the share of the images that is classified correctly."""
-        return self.share_right(predictor(model))
+        """Return the accuracy of a model."""
+        return self.accuracy(predictor(model))
 
-    def share_right(self, predict):
-        """Return the same of a function that returns logits of images."""
+    def accuracy(self, predict):
+        """Return the accuracy of a function from images to logits."""
         images, labels = self.test
         return float(np.mean(np.argmax(predict(images), axis=-1) == labels))
 
@@ -121,9 +120,11 @@ def _normalized(x):
 
 def _part(data, part, tuning):
     images, labels = _images(data, "train" if tuning else part)
-    if tuning and part == "train":
-        return images[_HELD_BACK:], labels[_HELD_BACK:]
-    return (images[:_HELD_BACK], labels[:_HELD_BACK]) if tuning else (images, labels)
+    if not tuning:
+        return images, labels
+    if part == "train":
+        return images[_NUM_HELD_BACK:], labels[_NUM_HELD_BACK:]
+    return images[:_NUM_HELD_BACK], labels[:_NUM_HELD_BACK]
 
 
 @functools.cache
@@ -132,13 +133,13 @@ def _images(data, split):
 
 
 def standardized(images, labels):
-    """Return images of mean 0 and deviation 1 by channel, and labels."""
+    """Return images with mean 0 and deviation 1 per channel, and labels."""
     mean = np.float32([0.4914, 0.4822, 0.4465])
     deviation = np.float32([0.2470, 0.2435, 0.2616])
     return (np.float32(images) / 255 - mean) / deviation, np.int32(labels)
 
 
 def padded(images):
-    """Return images with room to be shifted in."""
-    room = [(0, 0), (_PADDING, _PADDING), (_PADDING, _PADDING), (0, 0)]
-    return np.pad(images, room)
+    """Return images padded with zeros, so that they can be shifted."""
+    padding = [(0, 0), (_PADDING, _PADDING), (_PADDING, _PADDING), (0, 0)]
+    return np.pad(images, padding)

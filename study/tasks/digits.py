@@ -1,4 +1,4 @@
-"""What `server_training.py` trains: MNIST by a perceptron, each worker by its part."""
+"""The task of `server_training.py`: MNIST with a perceptron, split between workers."""
 
 import pathlib
 
@@ -11,7 +11,7 @@ FILE = "digits.npz"
 
 
 def prepare(data_dir, folder):
-    """Write the data set into a folder, from where every process reads it sooner."""
+    """Write the data set into a folder, from which processes can read it faster."""
     names = ["images", "labels", "test_images", "test_labels"]
     parts = [small.read("mnist", data_dir, split) for split in ("train", "test")]
     arrays = dict(zip(names, [a for part in parts for a in part], strict=True))
@@ -19,24 +19,24 @@ def prepare(data_dir, folder):
 
 
 class Digits(small.Mnist):
-    """MNIST by a perceptron of two hidden layers.
+    """MNIST with a perceptron of two hidden layers.
 
     Args:
-        folder: of `prepare`.
+        folder: folder of `prepare`.
         width: units of each hidden layer.
-        part: index of the examples to train with, and of how many parts.
+        part: index of the part of the training data to use, and number of parts.
     """
 
     def __init__(self, folder, width, part=(0, 1)):
         first, step = part
         with np.load(pathlib.Path(folder) / FILE) as file:
-            own = slice(first, None, step)
-            self.train = file["images"][own], file["labels"][own].astype(np.int32)
+            images, labels = file["images"][first::step], file["labels"][first::step]
+            self.train = images, labels.astype(np.int32)
             self.test = np.float32(file["test_images"]) / 255, file["test_labels"]
         self._width = width
 
     def model(self):
-        """Return the network, with weights drawn anew."""
+        """Return the network with random weights."""
         hidden = [keras.layers.Dense(self._width, activation="relu") for _ in range(2)]
         return keras.Sequential(
             [
@@ -51,13 +51,14 @@ class Digits(small.Mnist):
         """Return a function that draws the images and labels of a step.
 
         Args:
-            seed: of what is drawn.
+            seed: seed of the examples.
             batch_size: examples of a step.
         """
-        random, (images, labels) = np.random.default_rng(seed), self.train
+        random = np.random.default_rng(seed)
+        images, labels = self.train
 
         def draw():
-            chosen = random.integers(0, len(labels), batch_size)
-            return np.float32(images[chosen]) / 255, labels[chosen]
+            indices = random.integers(0, len(labels), batch_size)
+            return np.float32(images[indices]) / 255, labels[indices]
 
         return draw

@@ -1,4 +1,4 @@
-"""What a task of the study is: a model, and its data by seed and step."""
+"""Base class of tasks whose data are determined by seed, step and worker."""
 
 import numpy as np
 
@@ -8,21 +8,20 @@ from tasks.recipes import RECIPES
 class Task:
     """A model and its data.
 
-    Subclasses set the attributes and define the methods that raise here. Everything
-    random follows from a seed, the step and the worker, so that a run may go on from
-    any step, and runs of one seed see the same.
+    Subclasses set the attributes and implement the methods that raise here. A seed, the
+    step and the worker determine all randomness, so that a run can resume from any
+    step, and runs with the same seed use the same data.
 
     Args:
         data: folder of the data sets, `../shared` in the plan.
-        tuning: whether to leave the test set alone, and measure on a part of the
-            training data that is then not trained on.
+        tuning: whether to evaluate on held-back training data instead of the test set.
 
     Attributes:
         name: name of the task.
-        metric: name of what `evaluate` returns.
-        higher_is_better: direction of the metric.
-        recipe: `recipes.Recipe` of the task's name.
-        num_examples: number of examples of a pass over the training data.
+        metric: name of the metric that `evaluate` returns.
+        higher_is_better: whether larger values of the metric are better.
+        recipe: `recipes.Recipe` of the task.
+        num_examples: number of training examples.
     """
 
     name: str
@@ -35,11 +34,11 @@ class Task:
         self._data, self._tuning = data, tuning
 
     def model(self):
-        """Return the network, with weights drawn anew."""
+        """Return the network with random weights."""
         raise NotImplementedError
 
     def carry(self):
-        """Return what a worker takes from one step to the next, NumPy arrays."""
+        """Return the initial state that is carried between steps, NumPy arrays."""
         return []
 
     def batch(self, seed, step, worker, workers):
@@ -47,19 +46,19 @@ class Task:
         raise NotImplementedError
 
     def outputs(self, model, inputs, carry, seed):
-        """Return the logits while training, and what to carry on.
+        """Return the logits while training, and the new carried state.
 
         Args:
             model: network of `model`.
             inputs: tensor of `batch`.
-            carry: tensors, as of `carry`.
-            seed: int32 [2], for what is random in the network.
+            carry: tensors, like `carry`.
+            seed: int32 [2], seed of the network's randomness.
         """
         del seed
         return model(inputs, training=True), carry
 
     def evaluate(self, model):
-        """Return the metric of a model, with the data that is measured on."""
+        """Return the metric of a model on the test data."""
         raise NotImplementedError
 
     def steps_per_epoch(self, workers):
@@ -68,18 +67,18 @@ class Task:
 
 
 def shuffled(seed, step, worker, workers, batch_size, num_examples):
-    """Return the numbers of a worker's examples in a step, and what is random in it.
+    """Return the indices of a worker's examples in a step, and a random generator.
 
-    Each pass over the data has an order of its own, of which workers take their turns;
-    the examples that do not fill a step are left out of the pass.
+    Each epoch has its own order of the examples, which are dealt to the workers. The
+    last examples, which do not fill a step, are left out of the epoch.
 
     Returns:
         int64 [batch_size], and a NumPy generator of this seed, step and worker.
     """
-    per_epoch = num_examples // (batch_size * workers)
-    epoch, at = divmod(step, per_epoch)
+    steps_per_epoch = num_examples // (batch_size * workers)
+    epoch, step_of_epoch = divmod(step, steps_per_epoch)
     order = _order(seed, epoch, num_examples)
-    start = (at * workers + worker) * batch_size
+    start = (step_of_epoch * workers + worker) * batch_size
     random = np.random.default_rng([seed, 1, step, worker])
     return order[start : start + batch_size], random
 
@@ -90,7 +89,7 @@ _last_order = {}
 def _order(seed, epoch, num_examples):
     key = seed, epoch, num_examples
     if key not in _last_order:
-        _last_order.clear()  # one at a time
+        _last_order.clear()  # keeps only the current epoch
         random = np.random.default_rng([seed, 0, epoch])
         _last_order[key] = random.permutation(num_examples)
     return _last_order[key]

@@ -1,23 +1,22 @@
-"""How each task is trained: the dense run was tuned, all others take the same."""
+"""The recipe of each task: tuned for the dense run, and used by all methods."""
 
 import dataclasses
 
 
 @dataclasses.dataclass(frozen=True)
 class Recipe:
-    """SGD with momentum, and what belongs to it.
+    """Hyperparameters of SGD with momentum, and of the warm-up.
 
     Attributes:
         batch_size: number of examples per worker and step.
         rate: learning rate at the start.
         momentum: coefficient of the momentum.
-        nesterov: whether it is Nesterov's.
-        clipnorm: global norm that a gradient is clipped to, or None.
-        weight_decay: Keras's decoupled one, a share per step and learning rate, or
-            None.
-        stages: (share of the steps, factor of the rate) from where on it holds; empty
-            for a cosine decay to 0.
-        warmup_epochs: length of the warm-up of sparsity, in passes over the data.
+        nesterov: whether the momentum is Nesterov's.
+        clipnorm: global norm to which a gradient is clipped, or None.
+        weight_decay: Keras's decoupled weight decay, or None.
+        stages: (share of the steps, factor of the rate) from which the factor applies;
+            empty for a cosine decay to 0.
+        warmup_epochs: length of the sparsity warm-up in epochs.
     """
 
     batch_size: int
@@ -30,7 +29,7 @@ class Recipe:
     warmup_epochs: float = 1.0
 
     def sgd(self, steps):
-        """Return the optimizer of a dense run of so many steps."""
+        """Return the optimizer of a dense run with this number of steps."""
         import keras
 
         return keras.optimizers.SGD(
@@ -42,7 +41,7 @@ class Recipe:
         )
 
     def schedule(self, steps):
-        """Return the schedule of the learning rate."""
+        """Return the learning-rate schedule of a run with this number of steps."""
         from keras.optimizers import schedules
 
         if not self.stages:
@@ -53,8 +52,8 @@ class Recipe:
 
 
 RECIPES = {
-    # He et al. (2016), section 4.2. Their decay of 1e-4 in the loss, which momentum 0.9
-    # makes ten times as large, is 1e-3 in Keras's decoupled form.
+    # He et al. (2016), section 4.2. Their L2 penalty of 1e-4, which a momentum of 0.9
+    # multiplies by ten, is a weight decay of 1e-3 in Keras's decoupled form.
     "cifar10": Recipe(
         batch_size=32,
         rate=0.1,
@@ -62,9 +61,9 @@ RECIPES = {
         stages=((0.5, 0.1), (0.75, 0.01)),
         warmup_epochs=4,
     ),
-    # Zaremba et al. (2014): the rate is halved epoch by epoch, from the fifth of 13 on.
-    # Momentum and clipping as in Lin et al. (2018); their sum over the words of a place
-    # is a mean here, which divides the threshold by 20.
+    # Zaremba et al. (2014): the rate is halved in each epoch from the fifth of 13 on.
+    # Momentum and clipping as in Lin et al. (2018). They sum losses over 20 words, and
+    # this takes the mean, which divides the threshold by 20.
     "ptb": Recipe(
         batch_size=20,
         rate=2.0,
@@ -72,7 +71,7 @@ RECIPES = {
         clipnorm=0.25,
         stages=tuple((epoch / 13, 0.5 ** (epoch - 3)) for epoch in range(4, 13)),
     ),
-    # As in `small.py`.
+    # The settings of `small.py`.
     "mnist": Recipe(batch_size=32, rate=0.1),
     "shakespeare": Recipe(batch_size=16, rate=1.5, clipnorm=1.0),
 }

@@ -1,4 +1,4 @@
-"""What `convergence.py` trains: a convolutional network and a character LSTM."""
+"""The tasks of `convergence.py`: a convolutional network and a character LSTM."""
 
 import functools
 
@@ -9,16 +9,17 @@ from absl import app
 
 
 class Task:
-    """A model, its data and how well it does.
+    """A model, its data and its metric.
 
     Attributes:
-        name: of the task.
-        metric: what `evaluate` returns.
-        higher_is_better: of the metric.
+        name: name of the task.
+        metric: name of the metric that `evaluate` returns.
+        higher_is_better: whether larger values of the metric are better.
         batch_size: examples per worker and step.
-        learning_rate: of the dense run, with momentum 0.9.
-        clipnorm: global norm that the gradient is clipped to, or None.
-        tolerance: how far from the dense run a method may end and have the target.
+        learning_rate: learning rate of the dense run, with momentum 0.9.
+        clipnorm: global norm to which the gradient is clipped, or None.
+        tolerance: distance to the dense run's metric within which the target is
+            reached.
         jit_compile: whether XLA compiles the forward and backward pass.
     """
 
@@ -36,13 +37,13 @@ class Task:
         self._loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
 
     def batch(self, random):
-        """Return inputs and targets of one worker's step, drawn anew."""
+        """Return random inputs and targets of one worker's step."""
         raise NotImplementedError
 
     def loss(self, model, inputs, targets):
-        """Return the mean loss of a batch, divided by the number of workers.
+        """Return the mean loss of a batch.
 
-        Keras's losses do that in the scope of a strategy.
+        In the scope of a strategy, Keras divides it by the number of workers.
         """
         return self._loss(targets, model(inputs, training=True))
 
@@ -57,14 +58,14 @@ class Task:
 
     @classmethod
     def reached(cls, value, dense_value):
-        """Return whether a run is as good as the dense one, but for the tolerance."""
+        """Return whether a run is as good as the dense one, up to the tolerance."""
         sign = 1 if cls.higher_is_better else -1
-        # Accuracies are shares of some thousand examples, whose difference is rounded.
+        # The margin absorbs the rounding of the difference.
         return sign * (value - dense_value) >= -cls.tolerance - 1e-9
 
 
 class Mnist(Task):
-    """Digits, by a convolutional network of 80,202 parameters."""
+    """Classifies digits with a convolutional network of 80,202 parameters."""
 
     name = "mnist"
     metric = "accuracy"
@@ -81,7 +82,7 @@ class Mnist(Task):
 
     @staticmethod
     def model():
-        """Return the network, with weights drawn anew."""
+        """Return the network with random weights."""
         return keras.Sequential(
             [
                 keras.Input((28, 28, 1)),
@@ -96,17 +97,17 @@ class Mnist(Task):
     def batch(self, random):
         """Return images and labels."""
         images, labels = self.train
-        chosen = random.integers(0, len(labels), self.batch_size)
-        return images[chosen], labels[chosen]
+        indices = random.integers(0, len(labels), self.batch_size)
+        return images[indices], labels[indices]
 
     def evaluate(self, predict):
-        """Return the share of the test set that is classified correctly."""
+        """Return the test accuracy."""
         images, labels = self.test
         return float(np.mean(np.argmax(predict(images), axis=-1) == labels))
 
 
 class Shakespeare(Task):
-    """Characters of Shakespeare, by an LSTM of 74,385 parameters."""
+    """Predicts characters of Shakespeare with an LSTM of 74,385 parameters."""
 
     name = "shakespeare"
     metric = "loss"
@@ -125,7 +126,7 @@ class Shakespeare(Task):
 
     @classmethod
     def model(cls):
-        """Return the network, with weights drawn anew."""
+        """Return the network with random weights."""
         return keras.Sequential(
             [
                 keras.Input((cls.length,), dtype="int32"),
@@ -136,22 +137,22 @@ class Shakespeare(Task):
         )
 
     def batch(self, random):
-        """Return pieces of the text, and the same one character later."""
+        """Return sequences of the text, and the sequences one character later."""
         starts = random.integers(0, len(self.train) - self.length, self.batch_size)
-        return self._pieces(self.train, starts)
+        return self._sequences(self.train, starts)
 
     def evaluate(self, predict):
-        """Return the mean cross-entropy of a character, in nats."""
+        """Return the mean cross-entropy per character, in nats."""
         return self.test_loss(predict)
 
     def examples(self):
-        """Return pieces of the text, and the same one character later."""
+        """Return sequences of the test text, and the sequences one character later."""
         starts = np.arange(0, len(self.test) - self.length - 1, self.length)
-        return self._pieces(self.test, starts)
+        return self._sequences(self.test, starts)
 
-    def _pieces(self, text, starts):
-        at = starts[:, np.newaxis] + np.arange(self.length)
-        return text[at], text[at + 1]
+    def _sequences(self, text, starts):
+        indices = starts[:, np.newaxis] + np.arange(self.length)
+        return text[indices], text[indices + 1]
 
 
 TASKS = {task.name: task for task in (Mnist, Shakespeare)}
@@ -173,7 +174,7 @@ def read(name, data_dir, split):
 def shakespeare(data_dir, split):
     """Return a text as numbers below 65, int32."""
     (example,) = _load("tiny_shakespeare", data_dir, split)
-    # All 65 characters occur in the training text, and are numbered by it.
+    # The training text has all 65 characters, and defines their numbers.
     (training,) = _load("tiny_shakespeare", data_dir, "train")
     alphabet = np.unique(np.frombuffer(training["text"].numpy(), np.uint8))
     text = np.frombuffer(example["text"].numpy(), np.uint8)
@@ -181,7 +182,7 @@ def shakespeare(data_dir, split):
 
 
 def _load(name, data_dir, split, **options):
-    import tensorflow_datasets as tfds  # which takes seconds, and not all load
+    import tensorflow_datasets as tfds  # takes seconds, and some processes need no data
 
     try:
         return tfds.load(

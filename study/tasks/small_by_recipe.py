@@ -1,4 +1,4 @@
-"""The tasks of `convergence.py`, MNIST and Shakespeare, trained to their end."""
+"""MNIST and Shakespeare of `convergence.py` as tasks of the registered plan."""
 
 import functools
 
@@ -7,11 +7,11 @@ import numpy as np
 from tasks import small as common_tasks
 from tasks.recipe_task import Task, shuffled
 
-_HELD_BACK = 5_000
+_NUM_HELD_BACK = 5_000
 
 
 class Mnist(Task):
-    """Digits, by a convolutional network of 80,202 parameters; see `Task`."""
+    """Classifies digits with a convolutional network of 80,202 parameters."""
 
     name = "mnist"
     metric = "accuracy"
@@ -23,29 +23,29 @@ class Mnist(Task):
         task = common_tasks.Mnist(f"{self._data}/tensorflow_datasets")
         if self._tuning:
             images, labels = task.train
-            task.test = images[:_HELD_BACK], labels[:_HELD_BACK]
-            task.train = images[_HELD_BACK:], labels[_HELD_BACK:]
+            task.test = images[:_NUM_HELD_BACK], labels[:_NUM_HELD_BACK]
+            task.train = images[_NUM_HELD_BACK:], labels[_NUM_HELD_BACK:]
         return task
 
     @property
     def num_examples(self):
-        """Number of images of a pass."""
+        """Number of training images."""
         return len(self._task.train[1])
 
     def batch(self, seed, step, worker, workers):
         """Return images and labels."""
         size = self.recipe.batch_size
-        chosen, _ = shuffled(seed, step, worker, workers, size, self.num_examples)
+        indices, _ = shuffled(seed, step, worker, workers, size, self.num_examples)
         images, labels = self._task.train
-        return images[chosen], labels[chosen]
+        return images[indices], labels[indices]
 
     def evaluate(self, model):
-        """Return the share of the images that is classified correctly."""
+        """Return the accuracy of a model."""
         return self._task.evaluate(common_tasks.predictor(model))
 
 
 class Shakespeare(Task):
-    """Characters of Shakespeare, by an LSTM of 74,385 parameters; see `Task`."""
+    """Predicts characters of Shakespeare with an LSTM of 74,385 parameters."""
 
     name = "shakespeare"
     metric = "loss"
@@ -61,19 +61,19 @@ class Shakespeare(Task):
 
     @property
     def num_examples(self):
-        """Number of pieces of a pass."""
+        """Number of sequences in the training text."""
         return len(self._task.train) // self._task.length
 
     @staticmethod
     def model():
-        """Return the network, with weights drawn anew."""
+        """Return the network with random weights."""
         return common_tasks.Shakespeare.model()
 
     def batch(self, seed, step, worker, workers):
-        """Return pieces of the text, and the same one character later."""
-        del workers  # everyone draws for itself
+        """Return sequences of the text, and the sequences one character later."""
+        del workers  # each worker draws from the whole text
         return self._task.batch(np.random.default_rng([seed, 1, step, worker]))
 
     def evaluate(self, model):
-        """Return the mean cross-entropy of a character, in nats."""
+        """Return the mean cross-entropy per character, in nats."""
         return self._task.evaluate(common_tasks.predictor(model))

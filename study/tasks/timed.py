@@ -1,4 +1,4 @@
-"""What `time_to_accuracy.py` trains: photographs, and digits by a wide perceptron."""
+"""The tasks of `time_to_accuracy.py`: CIFAR-10, and MNIST with a wide perceptron."""
 
 import pathlib
 
@@ -11,24 +11,24 @@ _PHOTOS = "photos.npz"
 
 
 def prepare(names, data_dir, folder):
-    """Write the data sets into a folder, from where every process reads them sooner.
+    """Write the data sets into a folder, from which processes can read them faster.
 
     Args:
-        names: of `TASKS`.
-        data_dir: where TensorFlow Datasets keeps them.
-        folder: folder of the files.
+        names: names in `TASKS`.
+        data_dir: folder of TensorFlow Datasets.
+        folder: folder of the new files.
     """
     for name in names:
         TASKS[name].prepare(data_dir, folder)
 
 
 class Photos(cifar.Cifar10):
-    """CIFAR-10 by a residual network of 172,506 parameters.
+    """CIFAR-10 with a residual network of 172,506 parameters.
 
     Args:
-        folder: of `prepare`.
-        width: not of this task.
-        part: index of the worker, and how many there are.
+        folder: folder of `prepare`.
+        width: unused by this task.
+        part: index of the worker, and number of workers.
     """
 
     def __init__(self, folder, width=None, part=(0, 1)):
@@ -60,11 +60,11 @@ class Photos(cifar.Cifar10):
 
         return draw
 
-    evaluate = cifar.Cifar10.share_right  # by a function, as tasks of `common` do
+    evaluate = cifar.Cifar10.accuracy  # takes `predict`, like `small.Task.evaluate`
 
 
 class Digits(digits.Digits):
-    """MNIST by a perceptron, whose gradient is large for what a step computes."""
+    """MNIST with a perceptron, whose gradient is large relative to its computation."""
 
     name = "digits"
     recipe = RECIPES["mnist"]

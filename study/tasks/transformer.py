@@ -1,4 +1,4 @@
-"""What `adam.py` trains: a small GPT-2 on two texts, and a network to another task."""
+"""The tasks of `adam.py`: a small GPT-2 on two texts, and fine-tuning on digits."""
 
 import pathlib
 
@@ -9,28 +9,28 @@ from absl import app
 from tasks import penn, small
 
 WIDTH, HEADS, LAYERS = 128, 4, 2
-_AT_ONCE = 32  # pieces that are evaluated together
-_PRETRAINED = 64, 1e-3  # batch and rate of Adam, for one pass
+_EVALUATION_BATCH = 32
+_PRETRAINING_BATCH, _PRETRAINING_RATE = 64, 1e-3  # of Adam, for one epoch
 
 
 class Language(small.Task):
-    """The next token, by KerasHub's GPT-2 of two layers with random weights.
+    """Predicts the next token with KerasHub's GPT-2, two layers without dropout.
 
-    It has no dropout. A worker's step is of `batch_size` pieces of the text that begin
-    anywhere; what is reported is the mean cross-entropy of a token of the validation
-    text, in pieces that follow one another.
+    Its weights are random at first. A worker's step has `batch_size` sequences from
+    random positions of the text. The metric is the mean cross-entropy per token of the
+    validation text, in consecutive sequences.
     """
 
     metric = "loss"
     higher_is_better = False
     batch_size = 16
-    jit_compile = True  # three quarters of the time
+    jit_compile = True  # takes three quarters of the time
     length = 64  # tokens of an example
     vocabulary: int
 
     @classmethod
     def model(cls):
-        """Return the network, with weights drawn anew."""
+        """Return the network with random weights."""
         backbone = _keras_hub().models.GPT2Backbone(
             vocabulary_size=cls.vocabulary,
             num_layers=LAYERS,
@@ -41,28 +41,28 @@ class Language(small.Task):
             max_sequence_length=cls.length,
         )
         tokens = keras.Input((cls.length,), dtype="int32")
-        seen = {"token_ids": tokens, "padding_mask": keras.ops.ones_like(tokens)}
-        logits = backbone.token_embedding(backbone(seen), reverse=True)
+        inputs = {"token_ids": tokens, "padding_mask": keras.ops.ones_like(tokens)}
+        logits = backbone.token_embedding(backbone(inputs), reverse=True)
         return keras.Model(tokens, logits)
 
     def batch(self, random):
-        """Return pieces of the text, and the same one token later."""
+        """Return sequences of the text, and the sequences one token later."""
         starts = random.integers(0, len(self.train) - self.length, self.batch_size)
-        return self._pieces(self.train, starts)
+        return self._sequences(self.train, starts)
 
     def evaluate(self, predict):
-        """Return the mean cross-entropy of a token, in nats."""
+        """Return the mean cross-entropy per token, in nats."""
         starts = np.arange(0, len(self.test) - self.length, self.length)
         total = 0.0
-        for first in range(0, len(starts), _AT_ONCE):
-            chosen = starts[first : first + _AT_ONCE]
-            inputs, targets = self._pieces(self.test, chosen)
-            total += float(self._loss(targets, predict(inputs))) * len(chosen)
+        for first in range(0, len(starts), _EVALUATION_BATCH):
+            batch_starts = starts[first : first + _EVALUATION_BATCH]
+            inputs, targets = self._sequences(self.test, batch_starts)
+            total += float(self._loss(targets, predict(inputs))) * len(batch_starts)
         return total / len(starts)
 
-    def _pieces(self, text, starts):
-        at = starts[:, np.newaxis] + np.arange(self.length)
-        return text[at], text[at + 1]
+    def _sequences(self, text, starts):
+        indices = starts[:, np.newaxis] + np.arange(self.length)
+        return text[indices], text[indices + 1]
 
 
 class Characters(Language):
@@ -74,8 +74,8 @@ class Characters(Language):
     @staticmethod
     def load(folders):
         """Return training and validation text, as numbers below 65."""
-        texts = "train", "validation"
-        return [small.shakespeare(folders.data_dir, text) for text in texts]
+        splits = "train", "validation"
+        return [small.shakespeare(folders.data_dir, split) for split in splits]
 
 
 class Words(Language):
@@ -96,10 +96,11 @@ class Words(Language):
         return [penn.read(folder, text) for text in ("train", "valid")]
 
 
-class Adapted(small.Mnist):
-    """Digits 5 to 9, by a network that has learned 0 to 4; all of it is trained.
+class FineTuning(small.Mnist):
+    """Classifies digits 5 to 9 with a network that was pretrained on 0 to 4.
 
-    The last layer is new. What is reported is the mean cross-entropy on the test set.
+    The last layer is new; all layers are trained. The metric is the mean cross-entropy
+    of the test set.
     """
 
     name = "finetune"
@@ -110,39 +111,38 @@ class Adapted(small.Mnist):
         super().__init__(folders)
         keras.utils.set_random_seed(0)
         network = small.Mnist.model()
-        batch, rate = _PRETRAINED
         loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
-        network.compile(keras.optimizers.Adam(rate), loss)
+        network.compile(keras.optimizers.Adam(_PRETRAINING_RATE), loss)
         images, labels = _digits(folders, "train", range(5))
-        network.fit(images, labels, batch_size=batch, verbose=0)
-        self._learned = [layer.get_weights() for layer in network.layers[:-1]]
+        network.fit(images, labels, batch_size=_PRETRAINING_BATCH, verbose=0)
+        self._pretrained = [layer.get_weights() for layer in network.layers[:-1]]
 
     @staticmethod
     def load(folders):
-        """Return training and test set of the other half, labels from 0 to 4."""
+        """Return training and test set of digits 5 to 9, with labels 0 to 4."""
         return [_digits(folders, split, range(5, 10)) for split in ("train", "test")]
 
     def model(self):
-        """Return the network that has learned, with a last layer drawn anew."""
+        """Return the pretrained network with a random last layer."""
         network = small.Mnist.model()
-        for layer, weights in zip(network.layers, self._learned, strict=False):
+        for layer, weights in zip(network.layers, self._pretrained, strict=False):
             layer.set_weights(weights)
         return network
 
     def evaluate(self, predict):
-        """Return the mean cross-entropy of an image."""
+        """Return the mean cross-entropy per image."""
         images, labels = self.test
         return float(self._loss(labels, predict(images)))
 
 
-class AdaptedByLora(Adapted):
-    """The same by LoRA: two factors of rank 8 for a dense layer, and the last layer."""
+class LoraFineTuning(FineTuning):
+    """Fine-tunes with LoRA: trains two factors of rank 8, and the last layer."""
 
     name = "lora"
     rank = 8
 
     def model(self):
-        """Return the network, of which few weights are trained."""
+        """Return the network with LoRA, whose other layers are frozen."""
         network = super().model()
         *others, dense, _ = network.layers
         for layer in others:
@@ -152,14 +152,13 @@ class AdaptedByLora(Adapted):
         return network
 
 
-TASKS = {task.name: task for task in (Characters, Words, Adapted, AdaptedByLora)}
+TASKS = {task.name: task for task in (Characters, Words, FineTuning, LoraFineTuning)}
 
 
-def _digits(folders, split, chosen):
+def _digits(folders, split, digits):
     images, labels = small.read("mnist", folders.data_dir, split)
-    of_them = np.isin(labels, chosen)
-    scaled = np.float32(images[of_them]) / 255
-    return scaled, np.int32(labels[of_them] - min(chosen))
+    mask = np.isin(labels, digits)
+    return np.float32(images[mask]) / 255, np.int32(labels[mask] - min(digits))
 
 
 def _keras_hub():
@@ -168,6 +167,6 @@ def _keras_hub():
     except ImportError as error:
         raise app.UsageError(
             "This task trains KerasHub's GPT-2: `pip install 'tf_dgc[study]'`, "
-            f"with Python 3.11 or newer. It said: {error}"
+            f"with Python 3.11 or newer. The import failed: {error}"
         ) from error
     return keras_hub

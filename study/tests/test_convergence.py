@@ -1,4 +1,4 @@
-"""`convergence.py` and `inner.py` measure what they say, on a task without data."""
+"""Commands of the study that take the tasks of `small.py`, on a task without data."""
 
 import pathlib
 import sys
@@ -49,8 +49,8 @@ def run(program, tmp_path, *flags):
     return resumable.read_rows([path]), finished.stdout
 
 
-def test_what_is_just_as_good_is_as_good():
-    """0.9727 - 0.9627 is a little more than 0.01, by rounding."""
+def test_target_includes_the_exact_tolerance():
+    """0.9727 - 0.9627 is slightly more than 0.01 due to rounding."""
     assert small.Mnist.reached(0.9627, 0.9727)
     assert not small.Mnist.reached(0.9626, 0.9727)
     assert small.Shakespeare.reached(1.8, 1.7)
@@ -58,20 +58,19 @@ def test_what_is_just_as_good_is_as_good():
 
 
 @pytest.mark.exhaustive
-def test_methods(tmp_path):
-    """Every seed is a run of its own, and bytes are those of the collectives."""
+def test_convergence_counts_bytes_and_reuses_rows(tmp_path):
     methods = ["none", "bfloat16", "top_k", "dgc", "dgc_for_steps"]
     table = tmp_path / "table.md"
     flags = ["--steps=40", "--seeds=2", "--workers=2", f"--markdown={table}"]
-    before, _ = run("convergence", tmp_path, "--methods=none,bfloat16", *flags)
-    chosen = f"--methods={','.join(methods)}"
-    rows, output = run("convergence", tmp_path, chosen, *flags)
-    assert rows[: len(before)] == before  # what is done is not run again
+    first_rows, _ = run("convergence", tmp_path, "--methods=none,bfloat16", *flags)
+    selection = f"--methods={','.join(methods)}"
+    rows, output = run("convergence", tmp_path, selection, *flags)
+    assert rows[: len(first_rows)] == first_rows  # finished runs are not repeated
     assert [row["method"] for row in rows[::2]] == ["dense", *methods]
     for row in rows:
         assert set(row) >= set(KEYS.split())
         assert (row["task"], row["workers"]) == ("largest", 2)
-        assert [at for at, _, _ in row["curve"]] == list(range(4, 41, 4))
+        assert [step for step, _, _ in row["curve"]] == list(range(4, 41, 4))
     runs = {row["method"]: rows[i : i + 2] for i, row in enumerate(rows) if i % 2 == 0}
     size = 4 * (16 * 64 + 64 + 64 * 16 + 16)
     sent = {method: pair[0]["bytes_per_step"] / size for method, pair in runs.items()}
@@ -96,26 +95,25 @@ def test_methods(tmp_path):
 
 
 @pytest.mark.exhaustive
-def test_inner_optimizers(tmp_path):
-    """By itself and with methods, each at the best of its own rates."""
+def test_inner_optimizers_use_the_best_of_their_rates(tmp_path):
     flags = ["--optimizers=RMSprop", "--steps=30", "--seeds=1"]
-    before, _ = run("inner", tmp_path, *flags, "--methods=uniform_8bit", "--factors=1")
-    kept = before[-1]
-    assert (kept["method"], kept["rate"]) == ("uniform_8bit", before[-2]["rate"])
-    rows, output = run("inner", tmp_path, *flags, "--methods=power_sgd")
-    assert rows[: len(before)] == before  # what is done is not run again
-    *tried, dense = before[:-1]
-    assert len(tried) >= 3
-    assert {(row["method"], row["seed"]) for row in tried} == {("dense", 100)}
-    assert dense["rate"] == max(tried, key=lambda row: row["value"])["rate"]
+    fixed_rate = ["--methods=uniform_8bit", "--factors=1"]
+    first_rows, _ = run("inner_optimizers", tmp_path, *flags, *fixed_rate)
+    *search, dense, uniform = first_rows
+    assert (uniform["method"], uniform["rate"]) == ("uniform_8bit", dense["rate"])
+    rows, output = run("inner_optimizers", tmp_path, *flags, "--methods=power_sgd")
+    assert rows[: len(first_rows)] == first_rows  # finished runs are not repeated
+    assert len(search) >= 3
+    assert {(row["method"], row["seed"]) for row in search} == {("dense", 100)}
+    assert dense["rate"] == max(search, key=lambda row: row["value"])["rate"]
     assert dense["value"] > 0.3  # chance is 1/16
-    *tried, compressed = rows[len(before) :]
-    assert {(row["method"], row["seed"]) for row in tried} == {("power_sgd", 100)}
-    factors = [row["rate"] / dense["rate"] for row in tried]
+    *search, compressed = rows[len(first_rows) :]
+    assert {(row["method"], row["seed"]) for row in search} == {("power_sgd", 100)}
+    factors = [row["rate"] / dense["rate"] for row in search]
     assert factors[:3] == pytest.approx([0.3, 1, 3])
-    best = max(tried[:3], key=lambda row: row["value"])["rate"] / dense["rate"]
+    best = max(search[:3], key=lambda row: row["value"])["rate"] / dense["rate"]
     assert (len(factors) > 3) == (best != 1)  # and one beyond the edge
-    assert compressed["rate"] == max(tried, key=lambda row: row["value"])["rate"]
+    assert compressed["rate"] == max(search, key=lambda row: row["value"])["rate"]
     assert dense["value"] != compressed["value"]
     assert not dense["jit_compile"]
     assert f"{dense['value']:.4f}" in output
@@ -123,9 +121,9 @@ def test_inner_optimizers(tmp_path):
 
 
 @pytest.mark.exhaustive
-def test_an_inner_optimizer_that_is_refused(tmp_path):
+def test_rejected_inner_optimizer_has_a_row_with_the_reason(tmp_path):
     flags = "--optimizers=MultiOptimizer", "--steps=6", "--seeds=1"
-    rows, output = run("inner", tmp_path, *flags, "--methods=dgc,power_sgd")
+    rows, output = run("inner_optimizers", tmp_path, *flags, "--methods=dgc,power_sgd")
     refused = [row for row in rows if "refused" in row]
     assert [row["method"] for row in refused] == ["dgc", "power_sgd"]
     assert {row["value"] for row in refused} == {None}
@@ -135,34 +133,32 @@ def test_an_inner_optimizer_that_is_refused(tmp_path):
 
 
 @pytest.mark.exhaustive
-def test_periods(tmp_path):
-    """With a period of 1 local SGD is the dense run; its bytes fall with the period."""
+def test_local_sgd_of_period_1_is_dense_and_bytes_fall_with_the_period(tmp_path):
     flags = "--methods=dense,local_sgd,sparse_loco", "--periods=1,8", "--seeds=2"
     rows, output = run("periods", tmp_path, *flags, "--steps=16", "--workers=2")
-    tried = [row for row in rows if row["seed"] == 100]
-    assert [row["method"] for row in tried] == ["dense adamw"] * 3
+    search = [row for row in rows if row["seed"] == 100]
+    assert [row["method"] for row in search] == ["dense adamw"] * 3
     counted = [row for row in rows if row["seed"] != 100]
-    found = {(r["method"], r["period"], r["seed"]): r for r in counted}
-    assert len(found) == len(counted) == 2 * 5
+    by_run = {(r["method"], r["period"], r["seed"]): r for r in counted}
+    assert len(by_run) == len(counted) == 2 * 5
     for seed in (0, 1):
-        dense = found["dense", 1, seed]
-        same, local = (found["local_sgd", period, seed] for period in (1, 8))
-        assert same["loss"] == pytest.approx(dense["loss"], rel=1e-4)
+        dense = by_run["dense", 1, seed]
+        every_step, local = (by_run["local_sgd", period, seed] for period in (1, 8))
+        assert every_step["loss"] == pytest.approx(dense["loss"], rel=1e-4)
         assert local["loss"] != pytest.approx(dense["loss"], rel=1e-3)
-        # The first round of several steps carries a check of the models too.
-        assert local["bytes"] * 8 == pytest.approx(same["bytes"], rel=0.01)
-        assert found["sparse_loco", 8, seed]["bytes"] < local["bytes"]
+        # The first round of several steps also compares the workers' models.
+        assert local["bytes"] * 8 == pytest.approx(every_step["bytes"], rel=0.01)
+        assert by_run["sparse_loco", 8, seed]["bytes"] < local["bytes"]
     assert "largest: accuracy after 16 steps, 2 workers" in output
 
 
 @pytest.mark.exhaustive
-def test_delays(tmp_path):
-    """One row of each way and seed, and a mean that comes later costs something."""
+def test_delays_has_a_row_per_delay_and_seed(tmp_path):
     flags = ["--seeds=2", "--steps=16", "--periods=4", "--outers=mean"]
     rows, output = run("delays", tmp_path, *flags)
-    ways = ["at once", "a quarter later", "a round later", "in 4 parts"]
+    delays = ["at once", "a quarter later", "a round later", "in 4 parts"]
     assert [row["way"].partition(",")[0] for row in rows] == [
-        way for way in ways for _ in range(2)
+        delay for delay in delays for _ in range(2)
     ]
     assert [row["seed"] for row in rows] == [0, 1] * 4
     assert all(row["value"] > 0.1 for row in rows)

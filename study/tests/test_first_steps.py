@@ -1,46 +1,45 @@
-"""`study/beginnings.py` begins runs as it says, and compares them in pairs."""
+"""The runs of `study/first_steps.py`, and its tables."""
 
 import keras
 import numpy as np
 import pytest
 from common import resumable
-from experiments import beginnings
-from experiments.beginnings import RUNS, Beginning, Rising, Run
+from experiments import first_steps
+from experiments.first_steps import RUNS, FirstSteps, Rising, Run
 from tasks import recipes
-from test_evidence_runs import Largest, events
+from test_evidence_runs import Largest, actions
 
 import tf_dgc
 
 RECIPE = recipes.Recipe(batch_size=8, rate=0.5, stages=((0.5, 0.1),))
 
 
-def test_a_rate_that_rises():
-    """Evenly, from its first step's share, and then it is the recipe's."""
+def test_rising_rate_is_linear_then_the_recipes():
     rising = Rising(RECIPE.schedule(200), 20)
     rates = [float(rising(step)) for step in (0, 9, 19, 20, 99, 101)]
     assert rates == pytest.approx([0.025, 0.25, 0.5, 0.5, 0.5, 0.05])
 
 
-def test_what_is_made():
-    made = {name: run.make(RECIPE, 200) for name, run in RUNS.items()}
-    assert type(made["dense"]) is keras.optimizers.SGD
-    assert type(made["dense rising"]._learning_rate) is Rising
-    assert type(made["dgc"]) is tf_dgc.DGCOptimizer
-    assert made["dgc rising"].sparsity == pytest.approx(0.925)
-    early = made["dgc 75 % early rising"]
+def test_runs_have_the_expected_optimizers():
+    optimizers = {name: run.make(RECIPE, 200) for name, run in RUNS.items()}
+    assert type(optimizers["dense"]) is keras.optimizers.SGD
+    assert type(optimizers["dense rising"]._learning_rate) is Rising
+    assert type(optimizers["dgc"]) is tf_dgc.DGCOptimizer
+    assert optimizers["dgc rising"].sparsity == pytest.approx(0.925)
+    early = optimizers["dgc 75 % early rising"]
     assert type(early.inner_optimizer._learning_rate) is Rising
     values = [float(early.sparsity(step)) for step in (0, 9, 10, 199)]
     assert values == pytest.approx([0.75, 0.75, 0.925, 0.925])
     assert early.value_dtype == "mxfp4"
 
 
-def test_distances_are_of_pairs():
+def test_differences_are_paired_by_seed():
     values = {
         "dense": [0.9, 0.8, 0.7],
         "dgc": [0.8, 0.8, 0.6],
         "dense rising": [0.95, 0.85],
     }
-    made = [
+    rows = [
         {
             "task": "mnist",
             "method": method,
@@ -56,7 +55,7 @@ def test_distances_are_of_pairs():
         for method, by_seed in values.items()
         for seed, value in enumerate(by_seed)
     ]
-    ((title, (dense, rising, dgc), _),) = beginnings.tables(made)
+    ((title, (dense, rising, dgc), _),) = first_steps.tables(rows)
     assert title == "mnist: accuracy after 300 steps, 4 workers, data held back"
     assert (dense["seeds"], rising["seeds"], dgc["seeds"]) == (3, 2, 3)
     assert dense["difference"] is dense["half_width"] is rising["to_rising"] is None
@@ -71,25 +70,23 @@ def test_distances_are_of_pairs():
 
 @pytest.fixture
 def task(monkeypatch):
-    events.clear()
+    actions.clear()
     monkeypatch.setitem(recipes.RECIPES, "largest", RECIPE)
     return Largest(None)
 
 
 @pytest.mark.slow
-def test_a_run_in_pieces(tmp_path, strategies, task):
-    """It ends as one that was not interrupted, with a rate that rises."""
-
-    def finish(saved):
+def test_interrupted_run_equals_a_whole_one(tmp_path, strategies, task):
+    def finish(checkpoint):
         name = "dgc 75 % early rising"
-        return Run(task, name, 3, 24, strategies[2], saved).finish()
+        return Run(task, name, 3, 24, strategies[2], checkpoint).finish()
 
     def interrupt():
         raise KeyboardInterrupt
 
     expected = finish(resumable.RunCheckpoint(None))
     path = tmp_path / "run.npz"
-    events[14] = interrupt
+    actions[14] = interrupt
     with pytest.raises(KeyboardInterrupt):
         finish(resumable.RunCheckpoint(path, every=0.0))
     assert finish(resumable.RunCheckpoint(path)) == expected
@@ -99,7 +96,7 @@ def test_a_run_in_pieces(tmp_path, strategies, task):
     assert 0 < expected["bytes_per_step"] < 4 * (16 * 64 + 64 * 16)
 
 
-def test_a_beginning_is_that_of_few_steps():
-    """A quarter of the entries at most is sent after it."""
-    optimizer = Beginning(early=0.5).make(RECIPE, 40)
+def test_early_sparsity_applies_to_the_first_steps_only():
+    """Later steps send at most a quarter of the entries."""
+    optimizer = FirstSteps(early=0.5).make(RECIPE, 40)
     assert [float(optimizer.sparsity(step)) for step in (1, 2)] == [0.5, 0.75]

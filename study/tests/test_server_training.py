@@ -1,4 +1,4 @@
-"""What `study/server_training.py` makes of its runs, and a short one of each."""
+"""`study/server_training.py`: tasks, snapshots, keys, tables, and a short run."""
 
 import json
 import pathlib
@@ -14,8 +14,8 @@ from training import snapshots
 
 STUDY = pathlib.Path(__file__).parents[1]
 
-# Digits that are easy: each class has a row of pixels of its own. Every part has all
-# classes, as the part of a worker that is always late is not learnt with "backup".
+# Easy digits: each class has its own row of pixels. Every part has all classes, as
+# "backup" drops the pushes of a worker that is always late.
 READ = """
 import numpy as np
 
@@ -47,22 +47,27 @@ def folder(tmp_path, monkeypatch):
     return tmp_path
 
 
-def plan(**given):
-    shared = {
-        **{"folder": "any", "steps": 100, "step_ms": 40.0, "batch_size": 32},
-        **{"width": 8, "learning_rates": {"sgd": 0.1, "adam": 0.001}},
-        **{
-            "sparsity": 0.999,
-            "factor_masking": True,
-            "pull": "sparse",
-            "pull_sparsity": None,
-        },
-        **{"staleness": 3, "quorum": None, "every": 1.0, "timeout": 60.0},
+def make_plan(**overrides):
+    settings = {
+        "folder": "any",
+        "steps": 100,
+        "step_ms": 40.0,
+        "batch_size": 32,
+        "width": 8,
+        "learning_rates": {"sgd": 0.1, "adam": 0.001},
+        "sparsity": 0.999,
+        "factor_masking": True,
+        "pull": "sparse",
+        "pull_sparsity": None,
+        "staleness": 3,
+        "quorum": None,
+        "every": 1.0,
+        "timeout": 60.0,
     }
-    return server_training.Plan(**{**shared, **given})
+    return server_training.Plan(**{**settings, **overrides})
 
 
-def test_each_worker_draws_from_its_part(folder):
+def test_worker_draws_from_its_part(folder):
     task = digits.Digits(folder, 8, (1, 4))
     every_fourth = [number % 10 for number in range(1, 21)]
     assert task.train[1].tolist() == every_fourth
@@ -70,22 +75,22 @@ def test_each_worker_draws_from_its_part(folder):
     assert images.shape == (64, 28, 28, 1)
     assert images.dtype == np.float32
     assert (images[np.arange(64), labels] == 1).all()
-    again, _ = digits.Digits(folder, 8, (1, 4)).draws(0, 64)()
-    np.testing.assert_array_equal(images, again)
+    repeated, _ = digits.Digits(folder, 8, (1, 4)).draws(0, 64)()
+    np.testing.assert_array_equal(images, repeated)
 
 
-def test_snapshots_are_of_equal_times(folder):
+def test_snapshots_are_at_equal_times(folder):
     task = digits.Digits(folder, 16)
-    taken = snapshots.Snapshots(0.5)
-    wrong = [np.zeros_like(w) for w in task.model().get_weights()]
-    for step in range(16):  # a step of 0.2 s
-        taken.take_if_due(lambda: wrong, 0.2 * step, step)
-    right = [np.zeros_like(w) for w in wrong]
-    for unit in range(10):  # each sees the row of its class
-        right[0][28 * unit : 28 * (unit + 1), unit] = 1
-        right[2][unit, unit] = right[4][unit, unit] = 1
-    curve = taken.curve(task, right, 2.5, 13)
-    assert [(at, done) for at, done, _ in curve] == [
+    time_snapshots = snapshots.Snapshots(0.5)
+    zeros = [np.zeros_like(w) for w in task.model().get_weights()]
+    for step in range(16):  # of 0.2 s each
+        time_snapshots.take_if_due(lambda: zeros, 0.2 * step, step)
+    perfect = [np.zeros_like(w) for w in zeros]
+    for unit in range(10):  # detects the row of pixels of its class
+        perfect[0][28 * unit : 28 * (unit + 1), unit] = 1
+        perfect[2][unit, unit] = perfect[4][unit, unit] = 1
+    curve = time_snapshots.curve(task, perfect, 2.5, 13)
+    assert [(seconds, updates) for seconds, updates, _ in curve] == [
         *[(0.0, 0), (0.6, 3), (1.0, 5), (1.6, 8), (2.0, 10), (2.5, 13)]
     ]
     assert [value for *_, value in curve] == [*5 * [0.1], 1.0]
@@ -102,46 +107,46 @@ def test_snapshots_are_of_equal_times(folder):
         ("backup", "adam", 0.001, 134),  # of three pushes each
     ],
 )
-def test_runs_of_as_many_gradients(mode, inner, rate, updates):
-    """An Adam moves as far by one push, so its rate is divided where each is a step."""
-    key = plan().key(inner, 4, 0.25, "loopback", mode, 0)
+def test_modes_use_equal_numbers_of_gradients(mode, inner, rate, updates):
+    """Adam's rate is divided if each push is a step: its step is as long for one."""
+    key = make_plan().key(inner, 4, 0.25, "loopback", mode, 0)
     assert key["learning_rate"] == rate
     assert server_training.updates_of(key) == updates
     assert set(key) == set(server_training.KEYS)
 
 
-def a_row(mode, speed, curve, **given):
-    key = plan(**given).key("sgd", 4, speed, "loopback", mode, 0)
-    found = {"parameters": 1000, "bytes": 100}
-    return {**key, **found, "curve": curve, "value": curve[-1][2]}
+def make_row(mode, speed, curve, **overrides):
+    key = make_plan(**overrides).key("sgd", 4, speed, "loopback", mode, 0)
+    figures = {"parameters": 1000, "bytes": 100}
+    return {**key, **figures, "curve": curve, "value": curve[-1][2]}
 
 
-def test_rows_beside_the_dense_run():
-    dense = a_row("dense", 1.0, [(0.0, 3, 0.1), (5.0, 50, 0.96), (9.0, 100, 0.97)])
-    near = a_row("ssp", 0.25, [(1.0, 90, 0.3), (4.0, 200, 0.961), (8.0, 400, 0.959)])
-    far = a_row("async", 1.0, [(8.0, 400, 0.9599)])
-    other = a_row("dgc", 1.0, [(8.0, 400, 0.97)], steps=50)
-    found = server_training.compared([near, far, dense, other])
-    assert [row.get("within") for row in found] == ["no", "no", "yes", None]
-    assert [row.get("dense") for row in found] == [0.97, 0.97, 0.97, None]
-    reached = [(r.get("target_seconds"), r.get("target_updates")) for r in found]
+def test_rows_are_compared_with_the_dense_run():
+    dense = make_row("dense", 1.0, [(0.0, 3, 0.1), (5.0, 50, 0.96), (9.0, 100, 0.97)])
+    once_reached = make_row(
+        "ssp", 0.25, [(1.0, 90, 0.3), (4.0, 200, 0.961), (8.0, 400, 0.959)]
+    )
+    not_reached = make_row("async", 1.0, [(8.0, 400, 0.9599)])
+    without_dense = make_row("dgc", 1.0, [(8.0, 400, 0.97)], steps=50)
+    rows = server_training.compared([once_reached, not_reached, dense, without_dense])
+    assert [row.get("within") for row in rows] == ["no", "no", "yes", None]
+    assert [row.get("dense") for row in rows] == [0.97, 0.97, 0.97, None]
+    reached = [(r.get("target_seconds"), r.get("target_updates")) for r in rows]
     assert reached == [(4.0, 200), (None, None), (5.0, 50), (None, None)]
-    assert {row["less"] for row in found} == {80}
+    assert {row["less"] for row in rows} == {80}
 
 
-def test_what_is_left_out_of_keys():
-    """What does not matter to a mode does not make another run of it."""
-    done = resumable.ResumableRows(None, server_training.KEYS, {})
+def test_settings_that_a_mode_ignores_are_not_in_its_key():
+    store = resumable.ResumableRows(None, server_training.KEYS, {})
     for pull in ("whole", "sparse"):
-        key = plan(pull=pull).key("sgd", 2, 1.0, "loopback", "dense", 0)
-        done.row(key, lambda _, pull=pull: {"measured": pull})
-    assert [row["measured"] for row in done.rows] == ["whole"]
+        key = make_plan(pull=pull).key("sgd", 2, 1.0, "loopback", "dense", 0)
+        store.row(key, lambda _, pull=pull: {"measured": pull})
+    assert [row["measured"] for row in store.rows] == ["whole"]
 
 
 @pytest.mark.exhaustive
 @pytest.mark.workers
-def test_server_training(tmp_path):
-    """One of two workers is slow; easy digits are learnt in every mode."""
+def test_every_mode_learns_easy_digits_with_a_slow_worker(tmp_path):
     path = tmp_path / "rows.jsonl"
     flags = ["--workers=2", "--speeds=0.25", "--steps=60", "--step_ms=5"]
     flags += ["--width=64", "--sparsity=0.9", "--every=0.2"]
@@ -159,8 +164,8 @@ def test_server_training(tmp_path):
         assert len(curve) > 2 and curve == sorted(curve)
         assert curve[-1][1] >= server_training.updates_of(row)
         assert row["mode"] == "dense" or row["push"] > 0
-    again = programs.run(command)  # what is there is not measured again
-    assert again.returncode == 0
+    repeated = programs.run(command)  # finished runs are not repeated
+    assert repeated.returncode == 0
     assert len(path.read_text().splitlines()) == len(rows)
     reported = programs.run([sys.executable, "-c", PROGRAM, f"--from_json={path}"])
     assert "s to target" in reported.stdout

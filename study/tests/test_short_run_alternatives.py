@@ -1,24 +1,24 @@
-"""What `study/horizons.py` compares, against NumPy."""
+"""The methods of `study/short_runs.py`, against NumPy."""
 
 import keras
 import numpy as np
 import pytest
-from experiments import budget, horizons
+from experiments import budget, short_runs
 from harness import Trainer, initial_weights, make_gradients
-from rivals import feedback, levels
+from rivals import error_feedback, top_k_variants
 
 import tf_dgc
 from tf_dgc.testing import Simulation
 
 SHAPE, WORKERS, STEPS = (40, 30), 3, 6
-SENT = 120  # of 1,200 entries, at 90 %
+K = 120  # of 1,200 entries, at 90 %
 RATE = 0.125
 
 
-def largest(values):
-    """Return the largest entries, all else zero."""
-    least = np.sort(np.abs(values), axis=None)[-SENT]
-    return np.where(np.abs(values) >= least, values, 0)
+def largest(values, k=K):
+    """Return the k largest entries, and zeros elsewhere."""
+    smallest = np.sort(np.abs(values), axis=None)[-k]
+    return np.where(np.abs(values) >= smallest, values, 0)
 
 
 class EF21Momentum:
@@ -54,34 +54,34 @@ class DIANA:
 
     def step(self, gradient):
         sent = largest(gradient - self.shift)
-        arrives, self.shift = self.shift + sent, self.shift + 0.5 * sent
-        return arrives
+        estimate, self.shift = self.shift + sent, self.shift + 0.5 * sent
+        return estimate
 
 
-class Forgetting:
-    """Error feedback that decays."""
+class DecayingErrorFeedback:
+    """Top-k with a residual that decays."""
 
     def __init__(self):
         self.residual = np.zeros(SHAPE)
 
     def step(self, gradient):
-        waiting = 0.95 * self.residual + gradient
-        sent = largest(waiting)
-        self.residual = waiting - sent
+        accumulated = 0.95 * self.residual + gradient
+        sent = largest(accumulated)
+        self.residual = accumulated - sent
         return sent
 
 
 @pytest.mark.parametrize(
     ("method", "reference"),
     [
-        (feedback.MomentumEF21(0.9), EF21Momentum),
-        (feedback.EControl(0.9), EControl),
-        (feedback.SparseDIANA(0.9), DIANA),
-        (feedback.ForgettingTopK(0.9), Forgetting),
+        (error_feedback.MomentumEF21(0.9), EF21Momentum),
+        (error_feedback.EControl(0.9), EControl),
+        (error_feedback.SparseDIANA(0.9), DIANA),
+        (error_feedback.DecayingTopK(0.9), DecayingErrorFeedback),
     ],
-    ids=lambda made: getattr(made, "name", ""),
+    ids=lambda parameter: getattr(parameter, "name", ""),
 )
-def test_methods(method, reference):
+def test_method_equals_numpy_reference(method, reference):
     simulation = Simulation(method, [SHAPE], WORKERS, "float64")
     workers = [reference() for _ in range(WORKERS)]
     for gradients in make_gradients(WORKERS, STEPS, shapes=[SHAPE]):
@@ -90,57 +90,51 @@ def test_methods(method, reference):
         np.testing.assert_allclose(total, expected, rtol=1e-10)
 
 
-def first(values, k):
-    """Return the k entries of largest magnitude, all else zero."""
-    least = np.sort(np.abs(values), axis=None)[-k]
-    return np.where(np.abs(values) >= least, values, 0)
-
-
-def test_hard_threshold():
-    """Each worker sends as many as are above the threshold on average."""
-    method = levels.HardThreshold(1.5)
+def test_hard_threshold_sends_the_average_number_above_it():
+    method = top_k_variants.HardThreshold(1.5)
     simulation = Simulation(method, [SHAPE], WORKERS, "float64")
-    waiting = np.zeros((WORKERS, *SHAPE))
+    residual = np.zeros((WORKERS, *SHAPE))
     for gradients in make_gradients(WORKERS, STEPS, shapes=[SHAPE]):
-        waiting += [g for (g,) in gradients]
-        above = [np.count_nonzero(np.abs(w) > 1.5) for w in waiting]
-        k = min(round(sum(above) / WORKERS), 300)  # a quarter of 1,200
-        sent = np.array([first(w, k) for w in waiting])
-        waiting -= sent
+        residual += [g for (g,) in gradients]
+        counts = [np.count_nonzero(np.abs(values) > 1.5) for values in residual]
+        k = min(round(sum(counts) / WORKERS), 300)  # a quarter of 1,200
+        sent = np.array([largest(values, k) for values in residual])
+        residual -= sent
         (total,) = simulation.step(gradients)
         np.testing.assert_allclose(total, sent.sum(axis=0), rtol=1e-10)
 
 
-def test_residual_level():
-    """The density is a quarter, falls while little waits, and then stands."""
-    simulation = Simulation(levels.ResidualLevel(2.0), [SHAPE], WORKERS, "float64")
-    waiting, density, largest = np.zeros((WORKERS, *SHAPE)), 0.25, 0.0
+def test_residual_level_reaches_its_target():
+    """The density begins at a quarter, falls, and then stays about constant."""
+    method = top_k_variants.ResidualLevel(2.0)
+    simulation = Simulation(method, [SHAPE], WORKERS, "float64")
+    residual, density, largest_norm = np.zeros((WORKERS, *SHAPE)), 0.25, 0.0
     sizes = []
     for gradients in make_gradients(WORKERS, 150, shapes=[SHAPE]):
-        given = np.array([g for (g,) in gradients])
-        largest = max(largest, np.linalg.norm(given))
-        density *= (np.linalg.norm(waiting) / (2.0 * largest)) ** 0.1
+        stacked = np.array([g for (g,) in gradients])
+        largest_norm = max(largest_norm, np.linalg.norm(stacked))
+        density *= (np.linalg.norm(residual) / (2.0 * largest_norm)) ** 0.1
         density = min(max(density, 1 / 1200), 0.25)
         sizes.append(max(1, int(np.ceil(density * 1200 - 1e-9))))
-        waiting += given
-        sent = np.array([first(w, sizes[-1]) for w in waiting])
-        waiting -= sent
+        residual += stacked
+        sent = np.array([largest(values, sizes[-1]) for values in residual])
+        residual -= sent
         (total,) = simulation.step(gradients)
         np.testing.assert_allclose(total, sent.sum(axis=0), rtol=1e-5)
     assert min(sizes) < sizes[-1] < 300
-    assert np.linalg.norm(waiting) == pytest.approx(2.0 * largest, rel=0.3)
+    assert np.linalg.norm(residual) == pytest.approx(2.0 * largest_norm, rel=0.3)
 
 
-def test_a_sparsity_by_layer_spends_one_budget():
+def test_root_top_k_has_the_density_over_all_layers():
     sizes = [4 * 1200, 1200]
-    method = levels.RootTopK.like(0.1, sizes, None)
-    sent = [0.1 * 6000 * share for share in (2 / 3, 1 / 3)]
+    method = top_k_variants.RootTopK.like(0.1, sizes, None)
+    ks = [0.1 * 6000 * share for share in (2 / 3, 1 / 3)]
     shapes = [(80, 60), SHAPE]
     simulation = Simulation(method, shapes, WORKERS, "float64", error_feedback=False)
     (gradients,) = make_gradients(WORKERS, 1, shapes=shapes)
     totals = simulation.step(gradients)
-    for i, (total, k) in enumerate(zip(totals, sent, strict=True)):
-        expected = sum(first(own[i], round(k)) for own in gradients)
+    for i, (total, k) in enumerate(zip(totals, ks, strict=True)):
+        expected = sum(largest(worker[i], round(k)) for worker in gradients)
         np.testing.assert_allclose(total, expected, rtol=1e-10)
 
 
@@ -148,13 +142,14 @@ SHAPES = [(60, 50), (50,), (50, 30)]
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("types", [{}, horizons.NARROW])
-def test_a_budget_is_what_an_optimizer_counts(strategies, types):
+@pytest.mark.parametrize("types", [{}, short_runs.NARROW])
+def test_budget_equals_the_optimizers_count(strategies, types):
     steps = 100
-    spent = budget.Budget(SHAPES, steps, 2)
-    schedule = spent.fit(budget.flushed(budget.constant, 0.5), **types)
+    run_budget = budget.Budget(SHAPES, steps, 2)
+    schedule = run_budget.fit(budget.flushed(budget.constant, 0.5), **types)
+    total = run_budget.total(schedule, **types)
     assert schedule.boundaries == [50, 51]
-    assert 0.95 * spent.bytes < spent.total(schedule, **types) <= spent.bytes
+    assert 0.95 * run_budget.bytes < total <= run_budget.bytes
     trainer = Trainer(
         strategies[2],
         lambda: tf_dgc.DGCOptimizer(
@@ -164,8 +159,7 @@ def test_a_budget_is_what_an_optimizer_counts(strategies, types):
     )
     for gradients in make_gradients(2, steps, "float32", SHAPES):
         trainer.step(gradients)
-    counted = float(trainer.optimizer.stats.bytes)
-    assert counted == spent.total(schedule, **types)
+    assert float(trainer.optimizer.stats.bytes) == total
 
 
 def test_shapes_of_schedules():
@@ -180,14 +174,14 @@ def test_shapes_of_schedules():
 
 
 @pytest.mark.slow
-def test_every_run_can_be_made(strategies):
+def test_optimizers_of_all_runs_can_be_built(strategies):
     class Task:
         learning_rate, clipnorm = RATE, 1.0
 
-    spent = budget.Budget(SHAPES, 100, 2)
-    for name, run in horizons.RUNS.items():
+    run_budget = budget.Budget(SHAPES, 100, 2)
+    for name, run in short_runs.RUNS.items():
         with strategies[2].scope():
             sgd = keras.optimizers.SGD(RATE, 0.9, global_clipnorm=1.0)
-            made = run.make(sgd, spent, Task)
-            made.build([keras.Variable(np.zeros(s, "float32")) for s in SHAPES])
-        assert run.why, name
+            optimizer = run.make(sgd, run_budget, Task)
+            optimizer.build([keras.Variable(np.zeros(s, "float32")) for s in SHAPES])
+        assert run.purpose, name

@@ -1,17 +1,17 @@
-"""What `study/horizons.py` makes of its rows, and those that are kept."""
+"""The tables of `study/short_runs.py`, of invented and of stored rows."""
 
 import pathlib
 
 import pytest
 from common import reporting, resumable
-from experiments import horizons
+from experiments import short_runs
 
 ROWS = pathlib.Path(__file__).parents[1] / "rows"
 DOCS = pathlib.Path(__file__).parents[2] / "docs"
 
 
-def rows(**values):
-    """Return rows of runs, by name, of as many seeds as there are values."""
+def make_rows(**values):
+    """Return a row per value, by name of the run and seed."""
     return [
         {
             "task": "mnist",
@@ -31,10 +31,9 @@ def rows(**values):
 DENSE = [0.9, 0.8, 0.7]
 
 
-def test_means_in_pairs():
-    """With their deviation, and the interval of three seeds, or of two."""
-    made = rows(constant=[0.7, 0.7], dgc=[0.5, 0.5, 0.3], dense=DENSE)
-    dense, dgc, constant = horizons.summaries(made)
+def test_differences_are_paired_by_seed():
+    rows = make_rows(constant=[0.7, 0.7], dgc=[0.5, 0.5, 0.3], dense=DENSE)
+    dense, dgc, constant = short_runs.summaries(rows)
     assert (dense["difference"], dense["half_width"], dense["gap"]) == (None,) * 3
     assert dense["value"] == pytest.approx(0.8)
     assert dense["spread"] == pytest.approx(0.1)
@@ -45,12 +44,12 @@ def test_means_in_pairs():
     assert dgc["gap"] == 1
     assert constant["difference"] == pytest.approx(-0.15)
     assert constant["seeds"] == 2
-    assert constant["gap"] is None  # two pairs of `dgc` tell nothing
+    assert constant["gap"] is None  # two pairs of `dgc` are no clear difference
 
 
-def test_no_gap_where_dgc_is_not_told_from_dense():
-    made = rows(dense=DENSE, dgc=[0.8, 0.8, 0.7], constant=[0.85, 0.75, 0.65])
-    _, dgc, constant = horizons.summaries(made)
+def test_no_gap_if_dgc_does_not_differ_clearly_from_dense():
+    rows = make_rows(dense=DENSE, dgc=[0.8, 0.8, 0.7], constant=[0.85, 0.75, 0.65])
+    _, dgc, constant = short_runs.summaries(rows)
     assert dgc["difference"] == pytest.approx(-0.1 / 3)
     assert dgc["half_width"] > 0.1
     assert dgc["gap"] is constant["gap"] is None
@@ -58,28 +57,28 @@ def test_no_gap_where_dgc_is_not_told_from_dense():
 
 
 @pytest.mark.parametrize("failed", ["dense", "dgc", "constant"])
-def test_no_difference_where_a_run_failed(failed):
-    """The mean of those that did not fail would hide it."""
+def test_no_difference_if_a_run_failed(failed):
+    """The mean of the others would hide the failure."""
     values = {"dense": DENSE, "dgc": [0.5, 0.5, 0.3], "constant": [0.7, 0.7, 0.6]}
     values[failed] = [*values[failed][:2], float("nan")]
-    *_, constant = horizons.summaries(rows(**values))
+    *_, constant = short_runs.summaries(make_rows(**values))
     assert constant["gap"] is None
     assert (constant["difference"] is None) == (failed != "dgc")
 
 
 def test_one_seed_has_no_interval():
-    made = rows(dense=DENSE[:1], dgc=[0.8])
-    ((title, lines, columns),) = horizons.tables(made)
+    rows = make_rows(dense=DENSE[:1], dgc=[0.8])
+    ((title, lines, columns),) = short_runs.tables(rows)
     assert title == "mnist: accuracy after 300 steps, 4 workers, seeds: 1"
     assert lines[1]["difference"] == pytest.approx(-0.1)
-    shown = {key for key, _, _ in columns}
-    assert shown == {"method", "value", "difference", "bytes_per_step"}
+    keys = {key for key, _, _ in columns}
+    assert keys == {"method", "value", "difference", "bytes_per_step"}
 
 
 @pytest.mark.parametrize("name", ["horizons", "horizons_tuning"])
-def test_tables_of_the_docs_are_made_of_the_rows_that_are_kept(name):
-    found = horizons.tables(resumable.read_rows([ROWS / f"{name}.jsonl"]))
-    assert len(found) == 2
+def test_docs_have_the_tables_of_the_stored_rows(name):
+    tables = short_runs.tables(resumable.read_rows([ROWS / f"{name}.jsonl"]))
+    assert len(tables) == 2
     text = (DOCS / "short_runs.md").read_text()
-    for title, lines, columns in found:
+    for title, lines, columns in tables:
         assert reporting.markdown(lines, columns) in text, title

@@ -1,14 +1,14 @@
-"""Commands of the study in the documentation have flags that its scripts know."""
+"""The documentation's commands of the study use existing flags."""
 
 import commands
 import pytest
 
 
 @pytest.mark.slow
-def test_flags():
-    """Values too where a block has the command; of those in sentences, names."""
-    found = commands.of_scripts("study")
-    assert len(found) > 30
-    faults = commands.flag_faults([command for _, command in found])
-    pairs = zip(found, faults, strict=True)
+def test_documented_flags_exist():
+    """In blocks, values are checked too; in sentences, only names."""
+    documented = commands.of_scripts("study")
+    assert len(documented) > 30
+    faults = commands.flag_faults([command for _, command in documented])
+    pairs = zip(documented, faults, strict=True)
     assert [(place, *command, f) for (place, command), f in pairs if f] == []

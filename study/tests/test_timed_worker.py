@@ -1,4 +1,4 @@
-"""Workers of `study/time_to_accuracy.py`: where they begin, and how they look."""
+"""Workers of `study/time_to_accuracy.py`: warm-up and evaluation."""
 
 import keras
 import numpy as np
@@ -11,15 +11,15 @@ from training import snapshots, timed_worker
 import tf_dgc
 
 
-def test_looks_are_at_equal_numbers_of_updates():
-    looks = snapshots.Looks(4, 10)
+def test_snapshots_are_at_equal_numbers_of_updates():
+    update_snapshots = snapshots.UpdateSnapshots(4, 10)
     for update in range(11):
-        looks.take_if_due(lambda u=update: [u], 0.5 * update, update)
-    assert looks.taken == [(u / 2, u, [u]) for u in (0, 2, 5, 8, 10)]
+        update_snapshots.take_if_due(lambda u=update: [u], 0.5 * update, update)
+    assert update_snapshots.snapshots == [(u / 2, u, [u]) for u in (0, 2, 5, 8, 10)]
 
 
-class Blobs:
-    """What of 8 numbers is the largest? With normalization."""
+class Largest:
+    """Which of 8 numbers is the largest? With batch normalization."""
 
     recipe = recipes.Recipe(batch_size=16, rate=0.5)
 
@@ -45,8 +45,8 @@ class Blobs:
         return float(np.mean(predict(inputs).argmax(axis=-1) == np.arange(8)))
 
 
-def optimizer(settings):
-    sgd = Blobs.recipe.sgd(settings["updates"])
+def make_optimizer(settings):
+    sgd = Largest.recipe.sgd(settings["updates"])
     if settings["mode"] == "dense":
         return sgd
     if settings["mode"] == "dgc":
@@ -55,25 +55,25 @@ def optimizer(settings):
 
 
 @pytest.fixture
-def _alone(monkeypatch):
-    """Let workers have a strategy that needs no others, nor leaves anything behind."""
-    alone = tf.distribute.MirroredStrategy(["CPU:0"])
-    monkeypatch.setattr(tf_dgc, "multi_worker_strategy", lambda: alone)
+def _single_worker(monkeypatch):
+    """Give workers a strategy of one process."""
+    strategy = tf.distribute.MirroredStrategy(["CPU:0"])
+    monkeypatch.setattr(tf_dgc, "multi_worker_strategy", lambda: strategy)
 
 
-def a_worker(method, steps=6):
+def make_worker(method, steps=6):
     settings = {
         **{"mode": method, "seed": 3, "looks": 2, "updates": steps, "step_ms": 0.0},
         **{"speeds": [1.0], "rank": 0},
     }
-    return timed_worker.Worker(settings, Blobs(), optimizer)
+    return timed_worker.Worker(settings, Largest(), make_optimizer)
 
 
-@pytest.mark.usefixtures("_alone")
+@pytest.mark.usefixtures("_single_worker")
 @pytest.mark.parametrize("method", [*time_to_accuracy.METHODS, "qsgd"])
-def test_warming_up_leaves_nothing_behind(method):
-    """A run is, bit for bit, the same as without, and has all of its steps."""
-    warm, cold = a_worker(method), a_worker(method)
+def test_warm_up_does_not_change_the_run(method):
+    """A run gives the same bits as without a warm-up."""
+    warm, cold = make_worker(method), make_worker(method)
     assert warm.answer({"do": "warm"})["parameters"] > 0
     assert warm.optimizer.iterations.numpy() == 0
     for worker in (warm, cold):
@@ -83,13 +83,13 @@ def test_warming_up_leaves_nothing_behind(method):
     assert len(set(curves[0]["sums"])) == 3
     assert curves[0]["sums"] == curves[1]["sums"]
     assert curves[0]["push"] == curves[1]["push"]
-    for mine, other in zip(warm._variables(), cold._variables(), strict=True):
-        np.testing.assert_array_equal(mine.numpy(), other.numpy())
+    for variable, expected in zip(warm._variables(), cold._variables(), strict=True):
+        np.testing.assert_array_equal(variable.numpy(), expected.numpy())
 
 
-@pytest.mark.usefixtures("_alone")
-def test_statistics_are_averaged_before_looking(monkeypatch):
-    worker = a_worker("dense")
+@pytest.mark.usefixtures("_single_worker")
+def test_statistics_are_averaged_before_an_evaluation(monkeypatch):
+    worker = make_worker("dense")
     worker.answer({"do": "run"})
 
     def average(model):
@@ -97,9 +97,13 @@ def test_statistics_are_averaged_before_looking(monkeypatch):
             variable.assign(np.full(variable.shape, 7.0))
 
     monkeypatch.setattr(tf_dgc, "average_statistics", average)
-    found = []
-    monkeypatch.setattr(snapshots, "evaluated", lambda _, taken: found.extend(taken))
+    evaluated = []
+    monkeypatch.setattr(
+        snapshots,
+        "evaluate_snapshots",
+        lambda _, snapshots: evaluated.extend(snapshots),
+    )
     worker.answer({"do": "curve", "seconds": 1.0})
-    assert [updates for _, updates, _ in found] == [0, 3, 6]
-    statistics = [weights[4:6] for *_, weights in found]
+    assert [updates for _, updates, _ in evaluated] == [0, 3, 6]
+    statistics = [weights[4:6] for *_, weights in evaluated]
     np.testing.assert_array_equal(statistics, np.full([3, 2, 32], 7.0))

@@ -1,11 +1,11 @@
-"""A trainer of one process: one for all seeds, and a killed run goes on."""
+"""The trainer of one process: shared by all seeds, and resumable."""
 
 import keras
 import numpy as np
 import pytest
 from common import resumable
 from tasks import small
-from training import seeded
+from training.seed_runs import run_seeds
 from training.trainer import Trainer
 
 import tf_dgc
@@ -29,64 +29,62 @@ class Largest(small.Task):
 
 
 @pytest.mark.parametrize("trains", [True, False])
-def test_seeds_have_one_trainer(tmp_path, trains):
-    """Which is made when the first one trains, and not for what is done."""
-    made = []
+def test_seeds_share_one_trainer(tmp_path, trains):
+    """It is created when the first seed trains, and not for finished runs."""
+    trainers = []
 
-    def make():
-        made.append("trainer")
-        return len(made)
+    def make_trainer():
+        trainers.append("trainer")
+        return len(trainers)
 
-    def measure(trainer, seed, saved):
+    def measure(trainer, seed, checkpoint):
         return {"value": 10 * trainer() + seed if trains else None}
 
     def rows(seeds):
-        done = resumable.ResumableRows(
+        store = resumable.ResumableRows(
             tmp_path / "rows.jsonl", ["task", "seed"], {"of": "here"}
         )
-        return seeded.rows(done, {"task": "a"}, seeds, make, measure)
+        return run_seeds(store, {"task": "a"}, seeds, make_trainer, measure)
 
     first, value = rows(range(2)), 11 if trains else None
-    assert len(made) == trains
+    assert len(trainers) == trains
     assert first[1] == {"of": "here", "task": "a", "seed": 1, "value": value}
     assert rows([1, 0]) == first[::-1]
-    assert len(made) == trains
+    assert len(trainers) == trains
 
 
-class Killed(resumable.RunCheckpoint):
-    """Saved after every step; the process ends after some."""
+class InterruptingCheckpoint(resumable.RunCheckpoint):
+    """Saves after every step, and interrupts after some steps."""
 
-    left = 5
+    steps_left = 5
 
     def is_due(self):
-        if self.left == 0:
+        if self.steps_left == 0:
             raise KeyboardInterrupt
-        self.left -= 1
+        self.steps_left -= 1
         return True
 
 
 @pytest.mark.exhaustive
 @pytest.mark.parametrize("local", [False, True])
-def test_a_run_that_is_killed_goes_on(strategies, tmp_path, local):
-    """With the same bits, momentum and residuals and all."""
-
-    def make():
+def test_interrupted_run_equals_a_whole_one(strategies, tmp_path, local):
+    def make_optimizer():
         adam = keras.optimizers.Adam(0.01)
         if local:
             return tf_dgc.LocalOptimizer(adam, 1, compressor="ef_sign_sgd")
         return tf_dgc.DGCOptimizer(adam, 0.9, min_compress_size=64)
 
-    trainer = Trainer(Largest(None), make, strategies[2])
+    trainer = Trainer(Largest(None), make_optimizer, strategies[2])
     expected = trainer.run(3, 8, 2)
     assert [step for step, _, _ in expected] == [2, 4, 6, 8]
-    saved = Killed(tmp_path / "deep" / "run.npz")
+    checkpoint = InterruptingCheckpoint(tmp_path / "deep" / "run.npz")
     with pytest.raises(KeyboardInterrupt):
-        trainer.run(3, 8, 2, saved)
-    spent = trainer.seconds
-    trainer.run(4, 2, 2)  # something else in between
+        trainer.run(3, 8, 2, checkpoint)
+    seconds = trainer.seconds
+    trainer.run(4, 2, 2)  # another run in between
     assert (
         trainer.run(3, 8, 2, resumable.RunCheckpoint(tmp_path / "run.npz")) == expected
     )
-    assert trainer.seconds > 0.5 * spent
-    saved.forget()
+    assert trainer.seconds > 0.5 * seconds
+    checkpoint.forget()
     assert resumable.RunCheckpoint(tmp_path / "run.npz").load() is None
