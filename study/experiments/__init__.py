@@ -1,1 +1,1 @@
-"""What each of the other experiments runs, and what its rows say."""
+"""The runs of the other experiments, and their tables."""

@@ -36,7 +36,7 @@ def check(methods, looks, steps):
             compressors.get(method)
     if looks > steps:
         raise ValueError(
-            "There are as many looks at most as steps. "
+            "`looks` must not exceed `steps`. "
             f"Received: looks={looks} and steps={steps}"
         )
 

@@ -1,4 +1,4 @@
-"""Runs what is pending of the plan, one process per run, one at a time."""
+"""Does the pending runs of the plan, one process per run, one at a time."""
 
 import contextlib
 import dataclasses

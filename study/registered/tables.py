@@ -79,7 +79,7 @@ def pairs(comparison):
         interval = _interval(comparison, difference)
         lines.append([label, other, len(difference.seeds), interval, verdict])
     heading = f"difference, {comparison.unit.of_difference}"
-    headings = ["method", "beside", "pairs", heading, "separate"]
+    headings = ["method", "compared with", "pairs", heading, "separate"]
     return table(headings, lines) if lines else ""
 
 
@@ -98,7 +98,7 @@ def against_papers(comparisons):
         ratio = f"{papers.ratio(_shapes(comparison)):,.0f}"
         paper_cells = [title(comparison), dense, dgc, model]
         lines.append([*paper_cells, *_dense_and_dgc(comparison), ratio])
-    headings = ["", "dense there", "DGC there", "what", "dense here", "DGC here"]
+    headings = ["", "dense there", "DGC there", "model", "dense here", "DGC here"]
     headings += ["pairs", "difference here", "in", "ratio as they count"]
     return table(headings, lines) if lines else ""
 

@@ -58,10 +58,10 @@ def test_rates_are_searched_and_rows_reused(tmp_path):
     path, table = tmp_path / "runs.jsonl", tmp_path / "table.md"
     flags = "--rates=0.1,0.2", "--runs=dense,dgc 99 %", "--seeds=2"
     rows, output = run(path, *flags, more=TINY)
-    searched = [row for row in rows if row["seed"] == 100]
+    searches = [row for row in rows if row["seed"] == 100]
     counted = [row for row in rows if row["seed"] != 100]
     for name in ("dense", "dgc 99 %"):
-        rates = {row["rate"]: row["value"] for row in searched if row["method"] == name}
+        rates = {row["rate"]: row["value"] for row in searches if row["method"] == name}
         assert {0.1, 0.2} < set(rates)  # and one beyond the edge
         runs = [row for row in counted if row["method"] == name]
         assert [row["seed"] for row in runs] == [0, 1]

@@ -45,7 +45,7 @@ class Worker(evaluating_worker.Worker):
         initial = states.get_values(variables)
         reply = super().answer({"do": "warm"})
         if len(self._variables()) != len(variables):
-            raise RuntimeError("The first steps have made variables")
+            raise RuntimeError("The first steps created variables")
         states.set_values(variables, initial)
         self._draw = self._task.draws(self._seed, self._batch_size)
         return reply
