@@ -1,5 +1,9 @@
 """Which versions of Python, TensorFlow and Keras are supported."""
 
+import ast
+import importlib
+import pathlib
+import re
 import sys
 
 import keras
@@ -105,3 +109,48 @@ def test_the_command_line_refuses_other_backends():
     assert ended.returncode == 1
     assert "tf-dgc: tf_dgc works with Keras's TensorFlow backend" in ended.stderr
     assert "Traceback" not in ended.stderr
+
+
+ROOT = pathlib.Path(__file__).parents[1]
+
+
+def private_names():
+    """Return the names of the table in docs/versions.md."""
+    text = (ROOT / "docs/versions.md").read_text()
+    table = text.partition("## Private names")[2]
+    cells = [line.split("|")[1] for line in table.splitlines() if line[:3] == "| `"]
+    return [name for cell in cells for name in re.findall("`([^`]+)`", cell)]
+
+
+def look_up(name):
+    """Evaluate a dotted name, whose first parts may be modules, or an expression."""
+    if "(" in name or name.startswith("tf."):
+        return eval(name, {"keras": keras, "tf": tf})
+    parts = name.split(".")
+    for end in range(len(parts), 0, -1):
+        try:
+            value = importlib.import_module(".".join(parts[:end]))
+        except ImportError:
+            continue
+        for part in parts[end:]:
+            value = getattr(value, part)
+        return value
+    raise ImportError(name)
+
+
+@pytest.mark.parametrize("name", private_names())
+def test_private_name_exists(name):
+    look_up(name)
+
+
+def test_private_imports_are_in_the_table():
+    names = private_names()
+    for path in (ROOT / "tf_dgc").rglob("*.py"):
+        for node in ast.walk(ast.parse(path.read_text())):
+            module = getattr(node, "module", None) or ""
+            if isinstance(node, ast.ImportFrom) and module.startswith(
+                ("keras.src", "tensorflow.python")
+            ):
+                for alias in node.names:
+                    imported = f"{module}.{alias.name}"
+                    assert any(name.startswith(imported) for name in names), path

@@ -206,8 +206,9 @@ class Witness(keras.layers.Layer):
 
     def save_own_variables(self, store):
         super().save_own_variables(store)
-        if path := save_hooks.path_being_saved():
-            WRITTEN.add(pathlib.Path(path).name)
+        saved = save_hooks.saving_of("keras")
+        if saved and saved.path:
+            WRITTEN.add(pathlib.Path(saved.path).name)
 
 
 def use_a_stock_optimizer(directory):

@@ -143,10 +143,14 @@ def as_keras_variable(variable: Any) -> keras.Variable:
     return _WrappedVariable(variable)
 
 
-class _Scalar(keras.Variable):
-    """A variable that `float` and `int` accept under every strategy."""
+class _Scalar(_WrappedVariable):
+    """A scalar variable that `float` and `int` accept under every strategy."""
 
     # `keras.Variable` converts its value, which variables of `tf.distribute` reject.
+
+    def __init__(self, variable: keras.Variable):
+        super().__init__(variable.value)
+        self._path = variable.path
 
     def __float__(self) -> float:
         return float(self.numpy())
@@ -155,11 +159,12 @@ class _Scalar(keras.Variable):
         return int(self.numpy())
 
 
-def make_scalars_readable(optimizer: keras.optimizers.Optimizer) -> None:
-    """Make `float` and `int` accept the optimizer's learning rate and iterations."""
-    for variable in (optimizer._iterations, optimizer._learning_rate):
-        if type(variable) is keras.Variable:
-            variable.__class__ = _Scalar
+def readable_scalar(value: Any) -> Any:
+    """Return a learning rate, or iterations, that `float` and `int` accept."""
+    is_variable = type(value) is keras.Variable
+    if is_variable and isinstance(value.value, values.DistributedVariable):
+        return _Scalar(value)
+    return value
 
 
 @tracking.no_automatic_dependency_tracking

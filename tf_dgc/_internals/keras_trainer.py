@@ -4,87 +4,55 @@ import contextlib
 import functools
 import inspect
 import math
-import os
-import sys
-import traceback
+import threading
 import weakref
 from collections.abc import Callable, Sequence
-from types import CodeType, FrameType
 from typing import Any
 
 import keras
 import tensorflow as tf
-from keras.src.backend.tensorflow import trainer
 from keras.src.trainers import data_adapters
-from tensorflow.python.distribute import input_lib, values
-
-_Trainer = trainer.TensorFlowTrainer
-
-
-def _nested(function: Any, name: str) -> CodeType:
-    constants = function.__code__.co_consts
-    return next(c for c in constants if inspect.iscode(c) and c.co_name == name)
-
-
-_COMPILES = _Trainer.compile_from_config.__code__
-BUILD, LOGS, QUESTION = "build", "logs", "question"
-_CALLERS = {
-    _Trainer._maybe_symbolic_build.__code__: BUILD,
-    _nested(trainer.reduce_per_replica, "_reduce"): LOGS,
-    input_lib._calculate_replicas_with_values.__code__: QUESTION,
-}
-_LOOPS = {
-    inspect.unwrap(getattr(_Trainer, name)).__code__: name
-    for name in ("fit", "evaluate", "predict")
-}
-
-
-def is_made_of_a_config() -> bool:
-    """Whether Keras, among our callers, compiles a model from a file's config."""
-    return any(frame.f_code is _COMPILES for frame, _ in traceback.walk_stack(None))
-
-
-def caller_of_reduce() -> tuple[str | None, Any]:
-    """Return which function called `strategy.reduce`, for its replacement."""
-    # `BUILD` (`Trainer._maybe_symbolic_build`, which needs the batch's shapes) and the
-    # model; `LOGS` (`reduce_per_replica` of a step's logs) or `QUESTION` ("has any
-    # worker still a batch?", `input_lib._calculate_replicas_with_values`) and None; or
-    # two Nones.
-    frame = sys._getframe(2)
-    caller = _CALLERS.get(frame.f_code)
-    return caller, _local(frame, "self") if caller == BUILD else None
-
-
-def _local(frame: FrameType, name: str) -> Any:
-    """Return a local variable of a function that is being executed."""
-    # Before Python 3.13 the frame keeps what `f_locals` returned, and so references to
-    # all that the function drops later.
-    variables = frame.f_locals
-    value = variables[name]
-    if sys.version_info < (3, 13):
-        variables.clear()
-    return value
+from tensorflow.python.distribute import values
 
 
 class Loop:
-    """A call of `fit` or `evaluate`; refers weakly to Keras's `EpochIterator`."""
+    """A call of `fit`, `evaluate` or `predict`.
+
+    Attributes:
+        model: model whose method is called.
+        name: name of the method.
+        callbacks: callbacks of a `fit`; None if it collects them itself.
+        epoch: epoch that `fit` is in.
+        is_validation: whether `fit` evaluates its validation data.
+        last_callback: callback that `fit` calls after all others.
+    """
 
     def __init__(
         self,
+        model: keras.Model,
         name: str,
-        epoch_iterator: Any,
-        is_validation: bool = False,
         callbacks: keras.callbacks.CallbackList | None = None,
         epochs: int = 1,
     ):
+        self.model = model
         self.name = name
-        self.is_validation = is_validation
+        self.callbacks = callbacks
         self.epoch = 0
+        self.is_validation = False
         self.last_callback: keras.callbacks.Callback | None = None
         self._epochs = epochs
-        self._callbacks = callbacks
+        self._counts_steps = False
+        self._epoch_iterator: Callable[[], Any] = lambda: None
+
+    def begin(self, epoch_iterator: Any) -> None:
+        """Set Keras's `EpochIterator`, before the first callback is called."""
         # It refers to the data set, which refers to this loop.
         self._epoch_iterator = weakref.ref(epoch_iterator)
+        cached = getattr(self.model, "_eval_epoch_iterator", None)
+        self.is_validation = self.name == "evaluate" and cached is epoch_iterator
+        if self.callbacks is not None and self._counts_steps:
+            params = {**self.callbacks.params, "steps": epoch_iterator.num_batches}
+            self.callbacks.set_params(params)
 
     @property
     def limit(self) -> str:
@@ -109,8 +77,8 @@ class Loop:
     def move_last_callback(self) -> None:
         """Make `fit` call `last_callback` last, and remove others of its class."""
         last = self.last_callback
-        if last is not None and self._callbacks is not None:
-            callbacks = self._callbacks.callbacks
+        if last is not None and self.callbacks is not None:
+            callbacks = self.callbacks.callbacks
             callbacks[:] = [c for c in callbacks if type(c) is not type(last)] + [last]
 
     @property
@@ -118,7 +86,7 @@ class Loop:
         """Number of this worker's batches in an epoch, None if it is not known."""
         # A worker gets a part of every batch, possibly an empty one, or all data. With
         # sharding by files the number depends on its files.
-        adapter = self._epoch_iterator().data_adapter  # type: ignore[union-attr]
+        adapter = self._epoch_iterator().data_adapter
         if not isinstance(adapter, _ADAPTERS_WITH_LENGTH):
             return None
         dataset = getattr(adapter, "_dataset", None)
@@ -137,36 +105,94 @@ _ADAPTERS_WITH_LENGTH = (
 )
 
 
-def name_of_calling_loop() -> str | None:
-    """Return the name of the loop of Keras that calls this package directly."""
-    frame = _calling_loop()
-    return None if frame is None else _LOOPS[frame.f_code]
+class _RunningLoops(threading.local):
+    def __init__(self) -> None:
+        self.stack: list[Loop] = []
 
 
-def callbacks_of_calling_fit() -> keras.callbacks.CallbackList | None:
-    """Return the callbacks of the `fit` that calls this package directly, or None."""
-    frame = _calling_loop()
-    if frame is None or _LOOPS[frame.f_code] != "fit":
-        return None
-    return _local(frame, "callbacks")
+_running = _RunningLoops()
 
 
-def _calling_loop() -> FrameType | None:
-    frame: FrameType | None = sys._getframe(1)
-    while frame is not None and frame.f_code.co_filename.startswith(_PACKAGE):
-        frame = frame.f_back
-    return frame if frame is not None and frame.f_code in _LOOPS else None
+def running_loop() -> Loop | None:
+    """Return the innermost loop that this thread runs under a prepared strategy."""
+    return _running.stack[-1] if _running.stack else None
 
 
-_PACKAGE = os.path.join(os.path.dirname(os.path.dirname(__file__)), "")
+def wrap_loops(
+    run: Callable[[keras.Model, str, Callable, inspect.BoundArguments], Any],
+) -> None:
+    """Let `run` call `fit`, `evaluate` and `predict` of all models, once a process."""
+    for name in ("fit", "evaluate", "predict"):
+        stock = getattr(keras.Model, name)
+        if not hasattr(stock, "_tf_dgc_wrapped"):
+            setattr(keras.Model, name, _wrap_loop(name, stock, run))
 
 
-def calling_trainer() -> Any | None:
-    """Return the model whose `fit`, `evaluate` or `predict` is among our callers."""
-    frame: FrameType | None = sys._getframe(1)
-    while frame is not None and frame.f_code not in _LOOPS:
-        frame = frame.f_back
-    return None if frame is None else _local(frame, "self")
+def _wrap_loop(name: str, stock: Callable, run: Callable) -> Callable:
+    signature = inspect.signature(stock)
+
+    @functools.wraps(stock)
+    def loop(self: keras.Model, *args: Any, **kwargs: Any) -> Any:
+        try:
+            arguments = signature.bind(self, *args, **kwargs)
+        except TypeError:
+            return stock(self, *args, **kwargs)  # raises Keras's error
+        arguments.apply_defaults()
+        return run(self, name, stock, arguments)
+
+    loop._tf_dgc_wrapped = True  # type: ignore[attr-defined]
+    return loop
+
+
+def run_loop(
+    model: keras.Model,
+    name: str,
+    stock: Callable,
+    arguments: inspect.BoundArguments,
+    owns_callbacks: bool,
+) -> Any:
+    """Call a method of Keras's trainer; within it, `running_loop` returns its `Loop`.
+
+    With `owns_callbacks`, a `fit` gets a `CallbackList` that the loop can change.
+    """
+    loop = Loop(model, name)
+    if name == "fit" and owns_callbacks:
+        loop = _fit_loop(model, arguments.arguments)
+    _running.stack.append(loop)
+    try:
+        return stock(*arguments.args, **arguments.kwargs)
+    finally:
+        _running.stack.remove(loop)
+
+
+def _fit_loop(model: keras.Model, arguments: dict[str, Any]) -> Loop:
+    epochs = arguments["epochs"]
+    max_epochs = getattr(keras.config, "max_epochs", lambda: None)()  # since 3.11
+    epochs = min(epochs, max_epochs) if max_epochs else epochs
+    callbacks, verbose = arguments["callbacks"], arguments["verbose"]
+    is_list = isinstance(callbacks, keras.callbacks.CallbackList)
+    if not is_list:
+        callbacks = keras.callbacks.CallbackList(
+            callbacks,
+            add_history=True,
+            add_progbar=verbose != 0,
+            verbose=verbose,
+            epochs=epochs,
+            steps=None,  # see `Loop.begin`
+            model=model,
+        )
+        arguments["callbacks"] = callbacks
+    loop = Loop(model, "fit", callbacks, epochs)
+    loop._counts_steps = not is_list
+    return loop
+
+
+def is_batch_count(value: Any) -> bool:
+    """Whether TensorFlow asks how many replicas have a batch, by `strategy.reduce`."""
+    # `input_lib._calculate_replicas_with_values` sums a tensor, not the values of
+    # replicas, that is no scalar.
+    is_count = tf.is_tensor(value) and value.dtype == tf.int64
+    return is_count and value.shape.rank != 0 and value.shape.num_elements() == 1
 
 
 def models_within(model: keras.Model) -> list[keras.Model]:
@@ -260,23 +286,14 @@ class _Builder:
         local = model.distribute_strategy.experimental_local_results
         return tf.nest.map_structure(lambda v: local(v)[0], dataset.peek())
 
-    def loop(self, kind: str) -> Loop | None:
-        """Return the loop that is about to use the function of this kind, if any."""
+    def begin_loop(self) -> Loop | None:
+        """Return the loop that is about to begin, if any."""
         next_loop, self._next_loop = self._next_loop, None
-        if next_loop is None or kind == "predict":
+        loop = running_loop()
+        if next_loop is None or loop is None or loop.model is not self._model:
             return None
         dataset, reference = next_loop
-        iterator = reference()
-        if kind == "test":
-            cached = getattr(self._model, "_eval_epoch_iterator", None)
-            loop = Loop("evaluate", iterator, is_validation=cached is iterator)
-        else:
-            frame = _calling_loop()
-            if frame is None:
-                return None
-            callbacks = _local(frame, "callbacks")
-            epochs = _local(frame, "epochs")
-            loop = Loop("fit", iterator, callbacks=callbacks, epochs=epochs)
+        loop.begin(reference())
         dataset.loop = loop
         return loop
 
@@ -315,23 +332,6 @@ def wrap_calls(
         setattr(model, name, wrap(getattr(model, name)))
 
 
-def call_before(
-    model: keras.Model, names: Sequence[str], call: Callable[..., None]
-) -> None:
-    """Call a function before methods of this model instance, with their arguments."""
-
-    def wrap(stock: Callable) -> Callable:
-        @functools.wraps(stock)
-        def method(*args: Any, **kwargs: Any) -> Any:
-            call(*args, **kwargs)
-            return stock(*args, **kwargs)
-
-        return method
-
-    for name in names:
-        setattr(model, name, wrap(getattr(model, name)))
-
-
 def _wrap_maker(
     model: keras.Model,
     kind: str,
@@ -346,7 +346,7 @@ def _wrap_maker(
         stock(force)
         if getattr(model, name) is not before:
             setattr(model, name, wrap(kind, getattr(model, name)))
-        loop = builder.loop(kind)
+        loop = builder.begin_loop() if kind != "predict" else None
         if loop is not None:
             before_loop(loop)
         return getattr(model, name)

@@ -1,11 +1,10 @@
 """Private Keras and TensorFlow names for saving and its end."""
 
+import functools
 import inspect
 import os
-import sys
-import traceback
-from collections.abc import Callable, Container
-from types import CodeType, FrameType
+import threading
+from collections.abc import Callable
 from typing import Any
 
 import keras
@@ -14,88 +13,94 @@ from keras.src.legacy.saving import legacy_h5_format
 from keras.src.saving import saving_lib
 from tensorflow.python.training.saving import saveable_object
 
-from tf_dgc._internals import keras_trainer
 
-# Functions of Keras that save, and the local variable that each closes last.
-_CLOSED_LAST = {
-    saving_lib._save_model_to_fileobj.__code__: "zf",
-    saving_lib._save_model_to_dir.__code__: "asset_store",
-    saving_lib.save_weights_only.__code__: "weights_store",
+class Saving:
+    """A call that writes a file or a checkpoint, or reads one.
+
+    Attributes:
+        path: the argument of the call; None if it is no path.
+    """
+
+    def __init__(self, path: Any):
+        self.path = str(path) if isinstance(path, (str, os.PathLike)) else None
+        self._calls: list[Callable[[BaseException | None], None]] = []
+
+    def call_at_end(self, call: Callable[[BaseException | None], None]) -> None:
+        """Call a function, once, with the error or None when the call has ended."""
+        if not self._calls:
+            self._calls.append(call)
+
+    def end(self, error: BaseException | None) -> None:
+        """Call the function of `call_at_end`."""
+        for call in self._calls:
+            call(error)
+
+
+class _Running(threading.local):
+    def __init__(self) -> None:
+        self.stack: dict[str, list[Saving]] = {name: [] for name in _FUNCTIONS}
+
+
+def saving_of(kind: str) -> Saving | None:
+    """Return what this thread is saving, the outermost call of a kind, or None.
+
+    Kinds are "keras" (a `.keras` file, its folder, or weights), "hdf5" (a whole model
+    in the old format), "checkpoint" (`tf.train.Checkpoint` writes) and "restore".
+    """
+    stack = _running.stack[kind]
+    return stack[0] if stack else None
+
+
+# By kind, functions and the name of the argument that is the path.
+_FUNCTIONS: dict[str, list[tuple[Any, str, str]]] = {
+    "keras": [
+        (saving_lib, "save_model", "filepath"),
+        (saving_lib, "save_weights_only", "filepath"),
+    ],
+    "hdf5": [(legacy_h5_format, "save_model_to_hdf5", "filepath")],
+    "checkpoint": [
+        (tf.train.Checkpoint, "write", "file_prefix"),
+        (tf.train.Checkpoint, "save", "file_prefix"),
+        (tf.train.CheckpointManager, "save", "checkpoint_number"),
+    ],
+    "restore": [
+        (tf.train.Checkpoint, "read", "save_path"),
+        (tf.train.Checkpoint, "restore", "save_path"),
+    ],
 }
+_running = _Running()
 
 
-def closed_last() -> Any | None:
-    """Return the zip file or store that Keras, among our callers, closes last."""
-    frame = _caller(_CLOSED_LAST)
-    return None if frame is None else frame.f_locals[_CLOSED_LAST[frame.f_code]]
+def _wrap(owner: Any, name: str, path_name: str, kind: str) -> None:
+    """Let a function note while it runs that it does."""
+    stock = getattr(owner, name)
+    signature = inspect.signature(stock)
 
-
-def is_saving_hdf5() -> bool:
-    """Whether Keras is writing a whole model as HDF5 among our callers."""
-    return _caller({legacy_h5_format.save_model_to_hdf5.__code__}) is not None
-
-
-def call_when_closed(file: Any, call: Callable[[BaseException | None], None]) -> None:
-    """Call once, with the error or None, when a file or store has been closed."""
-    if "close" in vars(file):
-        return
-    before = sys.exc_info()[1]  # a program may save because of an error
-
-    def close() -> None:
-        del file.close
-        error = sys.exc_info()[1]
+    @functools.wraps(stock)
+    def save(*args: Any, **kwargs: Any) -> Any:
         try:
-            file.close()
-        except OSError as close_error:
-            call(close_error)
+            path = signature.bind(*args, **kwargs).arguments.get(path_name)
+        except TypeError:
+            return stock(*args, **kwargs)  # raises its own error
+        saving = Saving(path)
+        stack = _running.stack[kind]
+        stack.append(saving)
+        try:
+            result = stock(*args, **kwargs)
+        except BaseException as error:
+            stack.remove(saving)
+            saving.end(error)
             raise
-        call(None if error is before else error)
+        stack.remove(saving)
+        saving.end(None)
+        return result
 
-    file.close = close
-
-
-def call_when_checkpoint_is_written(call: Callable[[], None]) -> None:
-    """Call a function when the `tf.train.Checkpoint` among our callers is written."""
-    # The manager's record is written before (`Checkpoint._write`). Does nothing without
-    # a checkpoint, or if it is written asynchronously.
-    frame = _caller({tf.train.Checkpoint._write.__code__})
-    options = None if frame is None else frame.f_locals["options"]
-    if options is None or options.experimental_enable_async_checkpoint:
-        return
-    before = options.experimental_write_callbacks or []
-    if any(isinstance(callback, _OneCallback) for callback in before):
-        return
-    options.experimental_write_callbacks = [
-        *before,
-        _OneCallback(options, before, call),
-    ]
+    setattr(owner, name, save)
 
 
-def is_checkpointing() -> bool:
-    """Whether a `tf.train.Checkpoint` is being written or read among our callers."""
-    return _caller(_CHECKPOINTING) is not None
-
-
-def is_saving_saved_model() -> bool:
-    """Whether a SavedModel is being written among our callers."""
-    return _caller({inspect.unwrap(tf.saved_model.save).__code__}) is not None
-
-
-_CHECKPOINTING = {
-    inspect.unwrap(getattr(tf.train.Checkpoint, name)).__code__
-    for name in ("_write", "read", "restore")
-}
-
-
-class _OneCallback:
-    """Calls a function once, and removes itself from the options."""
-
-    def __init__(self, options: Any, before: list, call: Callable[[], None]):
-        self._options, self._before, self._call = options, before, call
-
-    def __call__(self) -> None:
-        self._options.experimental_write_callbacks = self._before
-        self._call()
+for _kind, _functions in _FUNCTIONS.items():
+    for _owner, _name, _path_name in _functions:
+        _wrap(_owner, _name, _path_name, _kind)
 
 
 class SavedNote(tf.__internal__.tracking.AutoTrackable):
@@ -143,30 +148,6 @@ class CheckpointHooks(keras.optimizers.Optimizer):
         else:
             self.in_checkpoint()
         return super()._trackable_children(save_type, **kwargs)
-
-
-def call_when_fit_begins(
-    model: keras.Model, call: Callable[[keras.callbacks.CallbackList], None]
-) -> None:
-    """Call a function before the callbacks of every `fit` (`make_train_function`)."""
-    stock = model.make_train_function
-
-    def make_train_function(force: bool = False) -> Any:
-        function = stock(force)
-        callbacks = keras_trainer.callbacks_of_calling_fit()
-        if callbacks is not None:
-            call(callbacks)
-        return function
-
-    model.make_train_function = make_train_function
-
-
-def _caller(codes: Container[CodeType]) -> FrameType | None:
-    """Return the innermost of our callers that runs one of these codes."""
-    for frame, _ in traceback.walk_stack(inspect.currentframe()):
-        if frame.f_code in codes:
-            return frame
-    return None
 
 
 def read_when_saved(read: Callable[[], Any], dtype: str, device: str) -> Any:
@@ -227,15 +208,6 @@ class _OpenFileStore(saving_lib.H5IOStore):
     def __setitem__(self, key: str, value: Any) -> None:
         super().__setitem__(key, value)
         self._check()
-
-
-def path_being_saved() -> str | None:
-    """Return the path that Keras is saving to, if it is among our callers."""
-    frame = _caller(
-        {saving_lib.save_model.__code__, saving_lib.save_weights_only.__code__}
-    )
-    path = None if frame is None else frame.f_locals["filepath"]
-    return str(path) if isinstance(path, (str, os.PathLike)) else None
 
 
 class ModelCheckpointHooks(keras.callbacks.ModelCheckpoint):

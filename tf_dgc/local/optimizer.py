@@ -317,6 +317,5 @@ def _create_outer(
     streaming.check_outer_with_fragments(outer, fragments)
     unsupported.check_outer_rule(outer, compressor, feedback)
     copy = copy_optimizer(outer)
-    keras_optimizers.make_scalars_readable(copy)
     keras_optimizers.replace_all_reduce(copy, list)
     return copy

@@ -170,7 +170,7 @@ class LocalWeightsOptimizer(CollectiveOptimizer):
                 as the model's; and as other optimizers.
         """
         if (
-            save_hooks.closed_last() is not None
+            save_hooks.saving_of("keras") is not None
             and not worker_parts.part_being_written()
         ):
             self._check_saves_consensus()
@@ -244,7 +244,7 @@ class LocalWeightsOptimizer(CollectiveOptimizer):
 
     def in_checkpoint(self) -> None:
         """Refuse `tf.train.Checkpoint` with several workers: it saves one's weights."""
-        if save_hooks.is_checkpointing():
+        if save_hooks.saving_of("checkpoint") or save_hooks.saving_of("restore"):
             validation.check_one_worker(self, self._strategy.num_replicas_in_sync)
             if self.background:
                 self.background.finish()
@@ -255,7 +255,7 @@ class LocalWeightsOptimizer(CollectiveOptimizer):
 
     def in_hdf5(self) -> None:
         """Refuse an HDF5 file of one worker's weights; called to read the config."""
-        if save_hooks.is_saving_hdf5():
+        if save_hooks.saving_of("hdf5"):
             self._check_saves_consensus()
 
 

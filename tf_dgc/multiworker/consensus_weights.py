@@ -34,7 +34,7 @@ def consensus_weights(model: keras.Model, what: str) -> Iterator[None]:
     # which uses only weights that are available locally; "train" changes nothing, and
     # raises if the model has the consensus weights, so that the training would be lost.
     use = what
-    if what == "get" and keras_trainer.calling_trainer() is not None:
+    if what == "get" and keras_trainer.running_loop() is not None:
         use = "keep"  # callbacks call `get_weights` on all workers alike
     with contextlib.ExitStack() as stack:
         for optimizer in _optimizers_of(model, shown=what == "train"):

@@ -37,15 +37,24 @@ def finish_save_together(strategy: tf.distribute.Strategy) -> None:
     """Make Keras's saving, on every worker, return when all have written."""
     if not consensus.is_multi_worker(strategy):
         return
-    file = save_hooks.closed_last()
-    if _check_paths(strategy, save_hooks.path_being_saved(), file is not None):
-        save_hooks.call_when_closed(file, lambda error: _end_saving(strategy, error))
+    saved = save_hooks.saving_of("keras")
+    path = None if saved is None else saved.path
+    if _check_paths(strategy, path, saved is not None) and saved is not None:
+        saved.call_at_end(lambda error: _end_saving(strategy, error))
 
 
 def finish_checkpoint_together(strategy: tf.distribute.Strategy) -> None:
     """Make `tf.train.Checkpoint` return when all workers have written."""
-    if consensus.is_multi_worker(strategy):
-        save_hooks.call_when_checkpoint_is_written(lambda: _end_saving(strategy, None))
+    saved = save_hooks.saving_of("checkpoint")
+    if saved is not None and consensus.is_multi_worker(strategy):
+        saved.call_at_end(lambda error: _end_checkpoint(strategy, error))
+
+
+def _end_checkpoint(
+    strategy: tf.distribute.Strategy, error: BaseException | None
+) -> None:
+    if error is None:
+        consensus.wait_for_workers(strategy, "finish saving")
 
 
 def _end_saving(strategy: tf.distribute.Strategy, error: BaseException | None) -> None:
@@ -80,9 +89,6 @@ def prepare_saving(strategy: tf.distribute.Strategy, model: keras.Model) -> None
     """Make one worker write if all have the same path, in `fit` and after it."""
     _wrap_save(strategy, model, "save", ".keras", saving.save_model)
     _wrap_save(strategy, model, "save_weights", ".weights.h5", saving.save_weights)
-    save_hooks.call_when_fit_begins(
-        model, lambda callbacks: _share_callbacks(strategy, callbacks)
-    )
 
 
 def _wrap_save(
@@ -155,7 +161,7 @@ def _is_saved_by_all(model: keras.Model) -> bool:
     return any(getattr(o, "saved_by_all_workers", False) for o in candidates)
 
 
-def _share_callbacks(
+def share_callbacks(
     strategy: tf.distribute.Strategy, callbacks: keras.callbacks.CallbackList
 ) -> None:
     """Make one worker write for Keras's callbacks that save to one path for all."""
@@ -222,8 +228,10 @@ def _for_all(callback: keras.callbacks.Callback) -> keras.callbacks.Callback:
     """Return a callback that does the same, with one worker that writes."""
     if type(callback) is keras.callbacks.ModelCheckpoint:
         if _is_saved_by_all(callback.model) or not is_old_format(callback):
-            callback.__class__ = ModelCheckpoint
-            callback.check_filepath()
+            shared = object.__new__(ModelCheckpoint)
+            shared.__dict__ = callback.__dict__  # the user may read `callback.best`
+            shared.check_filepath()
+            return shared
     elif type(callback) is keras.callbacks.BackupAndRestore:
         return BackupAndRestore(
             callback.backup_dir,

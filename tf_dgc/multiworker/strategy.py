@@ -164,6 +164,9 @@ def prepare(strategy: Strategy) -> Strategy:
             loops.call_with_models(
                 lambda model: keras_saving.prepare_saving(strategy, model)
             )
+            loops.call_before_fit(
+                lambda callbacks: keras_saving.share_callbacks(strategy, callbacks)
+            )
         loss_scale.synchronize_loss_scale(strategy)
         tf_collectives.allow_conditions(strategy)
         tf_collectives.check_updates(strategy, _reject_variable_of_other_scope)

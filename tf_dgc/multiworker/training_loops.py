@@ -5,16 +5,18 @@ TensorFlow checks in every step whether some worker still has a batch. Here a st
 communicates only to exchange gradients. Its logs are those of this worker; the logs of
 an epoch are those of all workers.
 
-Replaces `reduce` and `experimental_distribute_dataset` of the strategy instance, and
-what a model instance calls within its `fit`, `evaluate` and `predict`.
+Wraps `fit`, `evaluate` and `predict` of `keras.Model`, which change nothing for models
+of other strategies, and replaces `reduce` and `experimental_distribute_dataset` of the
+strategy instance and what a model instance calls within its loops.
 """
 
 import contextlib
+import inspect
 import math
 import warnings
 import weakref
 from collections.abc import Callable, Iterator
-from typing import Any
+from typing import Any, TypeAlias
 
 import keras
 import tensorflow as tf
@@ -39,6 +41,8 @@ from tf_dgc.multiworker.layer_statistics import (
 )
 from tf_dgc.multiworker.stopping import StopSignal, StopTogether
 
+BeforeFit: TypeAlias = Callable[[keras.callbacks.CallbackList], None]
+
 _UNKNOWN, _INFINITE = -2, -1  # numbers of batches
 
 
@@ -50,30 +54,38 @@ class StrategyLoops:
         self.is_multi_worker = consensus.is_multi_worker(strategy)
         self.running: ModelLoops | None = None
         self._calls: list[Callable[[keras.Model], None]] = []
+        self._calls_before_fit: list[BeforeFit] = []
         self._stock_reduce = strategy.reduce
         self._stock_distribute = strategy.experimental_distribute_dataset
         strategy.reduce = self.reduce
         strategy.experimental_distribute_dataset = self._distribute_dataset
+        strategy._tf_dgc_loops = self
+        keras_trainer.wrap_loops(_run_loop)
 
     def call_with_models(self, call: Callable[[keras.Model], None]) -> None:
         """Call a function with each model, when its first loop begins."""
         self._calls.append(call)
 
+    def call_before_fit(self, call: BeforeFit) -> None:
+        """Call a function with the callbacks of each `fit`, before these are called."""
+        self._calls_before_fit.append(call)
+
+    def before_fit(self, callbacks: keras.callbacks.CallbackList) -> None:
+        """Call the functions of `call_before_fit`."""
+        for call in self._calls_before_fit:
+            call(callbacks)
+
     def reduce(self, reduce_op: Any, value: Any, axis: int | None) -> Any:
-        """Replace `strategy.reduce`, of which TensorFlow rejects two calls."""
-        # See keras#20585. `Trainer._maybe_symbolic_build` reduces a tuple of batches,
-        # of which it needs only shapes and dtypes; it gets the local ones, as batches
-        # may differ in size. `reduce_per_replica` passes `axis=0` with scalar metrics.
-        local_results = self.strategy.experimental_local_results
-        caller, model = keras_trainer.caller_of_reduce()
-        if caller == keras_trainer.BUILD:
-            self._wrap_models(model)
-            return tf.nest.map_structure(lambda v: local_results(v)[0], value)
-        if caller == keras_trainer.LOGS and self.running:
+        """Replace `strategy.reduce`, which a step of Keras calls for two purposes.
+
+        The means over axis 0 are those of a step's logs. TensorFlow rejects them for
+        scalars, such as metrics, which here are averaged over replicas.
+        """
+        if self.running and axis == 0:
             return self.running.reduce_logs(value)
-        if caller == keras_trainer.QUESTION and self.running:
+        if self.running and axis is None and keras_trainer.is_batch_count(value):
             return self.running.replicas_with_values(value)
-        first = local_results(value)[0]
+        first = self.strategy.experimental_local_results(value)[0]
         if axis == 0 and tf.is_tensor(first) and first.shape.rank == 0:
             axis = None
         return self.stock_reduce(reduce_op, value, axis)
@@ -85,13 +97,10 @@ class StrategyLoops:
 
     def _distribute_dataset(self, *args: Any, **kwargs: Any) -> Any:
         dataset = self._stock_distribute(*args, **kwargs)
-        model = keras_trainer.calling_trainer()
-        if model is None:
-            return dataset
-        self._wrap_models(model)
-        return DistributedBatches(dataset)
+        is_for_loop = keras_trainer.running_loop() is not None
+        return DistributedBatches(dataset) if is_for_loop else dataset
 
-    def _wrap_models(self, model: keras.Model) -> None:
+    def wrap_models(self, model: keras.Model) -> None:
         """Wrap a model and its submodels, which may be evaluated or saved as well."""
         for submodel in keras_trainer.models_within(model):
             if not keras_trainer.is_wrapped(submodel):
@@ -124,9 +133,6 @@ class ModelLoops:
             _wrap_dataset,
             self._before_loop,
             self._wrap_results,
-        )
-        keras_trainer.call_before(
-            model, ["fit", "evaluate", "predict"], _wait_for_generators
         )
         consensus_weights.wrap_model_methods(model)
 
@@ -239,9 +245,9 @@ class ModelLoops:
 
     def _wrap_results(self, stock: Callable) -> Callable:
         def results(logs: Any) -> Any:
-            name = keras_trainer.name_of_calling_loop()
+            loop = keras_trainer.running_loop()
             with self._naming_workers():
-                if name == "fit":
+                if loop is not None and loop.name == "fit":
                     average_statistics_of(self._model)
                 epoch_logs = stock(logs)
                 last_logs, unreduced = self._last_logs
@@ -277,6 +283,8 @@ class ModelLoops:
             loop.last_callback = StopTogether(self._stop_signal, self._all_gather, loop)
             loop.last_callback.set_model(self._model)
             loop.move_last_callback()
+            assert loop.callbacks is not None  # of a `fit` on several workers
+            self._loops.before_fit(loop.callbacks)
 
 
 def _wrap_dataset(dataset: Any) -> DistributedBatches:
@@ -285,10 +293,19 @@ def _wrap_dataset(dataset: Any) -> DistributedBatches:
     return DistributedBatches(dataset)  # one that the user distributed
 
 
-def _wait_for_generators(*args: Any, **kwargs: Any) -> None:
-    """Wait for earlier loops: two threads cannot draw from one Python generator."""
-    if any(isinstance(value, Iterator) for value in (*args, *kwargs.values())):
-        wait_for_released()
+def _run_loop(
+    model: keras.Model, name: str, stock: Callable, arguments: inspect.BoundArguments
+) -> Any:
+    """Call `fit`, `evaluate` or `predict` of a model, wrapped if its strategy is."""
+    loops = getattr(model.distribute_strategy, "_tf_dgc_loops", None)
+    if loops is None:
+        return stock(*arguments.args, **arguments.kwargs)
+    loops.wrap_models(model)
+    if any(isinstance(value, Iterator) for value in arguments.arguments.values()):
+        wait_for_released()  # two threads cannot draw from one Python generator
+    return keras_trainer.run_loop(
+        model, name, stock, arguments, owns_callbacks=loops.is_multi_worker
+    )
 
 
 def _sum_and_count(replicas: tuple[tf.Tensor, ...]) -> tf.Tensor:

@@ -109,6 +109,7 @@ class PerWorkerVariable(keras.Variable):
     def __init__(self, shape: Any, dtype: str, name: str, rule: str = "sum"):
         self._strategy = tf.distribute.get_strategy()
         self._rule = rule
+        self._in_saved_model = False
         super().__init__(
             initializer="zeros",
             shape=shape,
@@ -178,8 +179,13 @@ class PerWorkerVariable(keras.Variable):
 
     # tf.train.Checkpoint
 
+    def _trackable_children(self, save_type: str = "checkpoint", **kwargs: Any) -> Any:
+        # TensorFlow calls this of every object before it serializes any.
+        self._in_saved_model = save_type == "savedmodel"
+        return super()._trackable_children(save_type, **kwargs)
+
     def _serialize_to_tensors(self) -> dict[str, Any]:
-        if save_hooks.is_saving_saved_model():
+        if self._in_saved_model:
             # Its reader expects one variable under the variable's own name.
             return self._copies.local[0]._serialize_to_tensors()
         device = self._copies.local[0].device

@@ -13,7 +13,6 @@ import tensorflow as tf
 
 from tf_dgc._internals import (
     keras_optimizers,
-    keras_trainer,
     optimizer_copies,
     save_hooks,
 )
@@ -92,7 +91,6 @@ class OptimizerWrapper(save_hooks.CheckpointHooks):
         strategy: tf.distribute.Strategy,
     ):
         super().__init__(learning_rate=lambda: inner_optimizer.learning_rate, name=name)
-        keras_optimizers.make_scalars_readable(inner_optimizer)
         keras_optimizers.share_iterations(self, inner_optimizer)
         keras_optimizers.replace_all_reduce(inner_optimizer, list)
         self._hyperparameters = hyperparameters
@@ -132,12 +130,12 @@ class OptimizerWrapper(save_hooks.CheckpointHooks):
     @property
     def iterations(self) -> Any:
         """Steps of the inner optimizer; where it accumulates, Keras's quotient."""
-        return self.inner_optimizer.iterations
+        return keras_optimizers.readable_scalar(self.inner_optimizer.iterations)
 
     @property
     def learning_rate(self) -> Any:
         """The inner optimizer's learning rate."""
-        return self.inner_optimizer.learning_rate
+        return keras_optimizers.readable_scalar(self.inner_optimizer.learning_rate)
 
     @learning_rate.setter
     def learning_rate(self, value: Any) -> None:
@@ -255,16 +253,9 @@ class OptimizerWrapper(save_hooks.CheckpointHooks):
             for reference in optimizer_copies.name_references(optimizer):
                 _check_reference(self, reference)
 
-    def skips_build(self, variables: Sequence[keras.Variable]) -> bool:
-        """Whether Keras is loading a model without trainable variables.
-
-        Then the optimizer stays unbuilt, and its saved state is not loaded.
-        """
-        self._trains_nothing = not variables and keras_trainer.is_made_of_a_config()
-        return self._trains_nothing
-
     def build_without_variables(self) -> None:
         """Build the optimizer for a frozen model, as Keras does."""
+        self._trains_nothing = True  # a saved state is not loaded
         for optimizer in self.wrapped_optimizers:
             optimizer.build([])
         keras_optimizers.remember_variables(self, [])

@@ -81,7 +81,7 @@ class CollectiveOptimizer(OptimizerWrapper):
             RuntimeError: if another worker does not come within `TF_DGC_TIMEOUT`
                 seconds.
         """
-        if self.built or self.skips_build(variables):
+        if self.built:
             return
         variables = keras_optimizers.distinct_variables(self, variables)
         _check_scope(self, self._strategy, variables, "build")

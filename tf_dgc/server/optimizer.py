@@ -193,7 +193,7 @@ class ServerOptimizer(OptimizerWrapper):
         Raises:
             ValueError: for variables that a server cannot train.
         """
-        if self.built or self.skips_build(variables):
+        if self.built:
             return
         variables = keras_optimizers.distinct_variables(self, variables)
         if not variables:
