@@ -95,12 +95,16 @@ def _wrap(owner: Any, name: str, path_name: str, kind: str) -> None:
         saving.end(None)
         return result
 
+    save._tf_dgc_wrapped = True  # type: ignore[attr-defined]
     setattr(owner, name, save)
 
 
-for _kind, _functions in _FUNCTIONS.items():
-    for _owner, _name, _path_name in _functions:
-        _wrap(_owner, _name, _path_name, _kind)
+def wrap_saving() -> None:
+    """Wrap the functions that save, once a process, for `saving_of`."""
+    for kind, functions in _FUNCTIONS.items():
+        for owner, name, path_name in functions:
+            if not hasattr(getattr(owner, name), "_tf_dgc_wrapped"):
+                _wrap(owner, name, path_name, kind)
 
 
 class SavedNote(tf.__internal__.tracking.AutoTrackable):

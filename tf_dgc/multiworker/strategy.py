@@ -8,7 +8,7 @@ from typing import TypeAlias, TypeVar
 
 import tensorflow as tf
 
-from tf_dgc._internals import tf_collectives
+from tf_dgc._internals import save_hooks, tf_collectives
 from tf_dgc._internals.coordination import (
     configure_coordination,
     enabling_collectives_by,
@@ -158,6 +158,7 @@ def prepare(strategy: Strategy) -> Strategy:
     prepared = getattr(strategy, "_tf_dgc_prepared", False)
     if not prepared and isinstance(strategy, SUPPORTED):
         strategy._tf_dgc_prepared = True
+        save_hooks.wrap_saving()
         loops = StrategyLoops(strategy)
         if consensus.is_multi_worker(strategy):
             _watch_workers(strategy)
