@@ -169,10 +169,13 @@ def _context() -> ctypes.c_void_p:
 
 
 def _pointer(capsule: Any) -> ctypes.c_void_p:
+    read_name = ctypes.pythonapi.PyCapsule_GetName
+    read_name.restype = ctypes.c_char_p  # None until TensorFlow 2.21
+    read_name.argtypes = [ctypes.py_object]
     pointer = ctypes.pythonapi.PyCapsule_GetPointer
     pointer.restype = ctypes.c_void_p
     pointer.argtypes = [ctypes.py_object, ctypes.c_char_p]
-    return ctypes.c_void_p(pointer(capsule, None))
+    return ctypes.c_void_p(pointer(capsule, read_name(capsule)))
 
 
 class _Buffer(ctypes.Structure):
