@@ -28,6 +28,7 @@ from importlib import metadata
 
 import cuda_toolkit
 from packaging.requirements import Requirement
+from packaging.specifiers import SpecifierSet
 from setuptools import Extension
 from setuptools.errors import CompileError
 
@@ -90,7 +91,7 @@ def find_tensorflows():
         installed = (sysconfig.get_paths()[p] for p in ("purelib", "platlib"))
         found = filter(None, map(_tensorflow_in, [*sys.path, *installed]))
         return list(itertools.islice(found, 1))
-    found = [_tensorflow_in(folder) for folder in folders]
+    found = [_tensorflow_in(folder, untested=True) for folder in folders]
     if None in found:
         raise CompileError(
             f"{_FOLDERS} must name folders with a {_tensorflow_requirement()} in each. "
@@ -99,11 +100,15 @@ def find_tensorflows():
     return found
 
 
-def _tensorflow_in(folder):
+def _tensorflow_in(folder, untested=False):
+    """Return directory and version of a supported TensorFlow, or of a newer one."""
     supported = _tensorflow_requirement().specifier
+    if untested:
+        supported = SpecifierSet(",".join(str(s) for s in supported if ">" in str(s)))
     for found in metadata.distributions(name="tensorflow", path=[folder]):
         directory = pathlib.Path(folder) / "tensorflow"
-        if found.version in supported and (directory / "include").is_dir():
+        is_supported = supported.contains(found.version, prereleases=untested)
+        if is_supported and (directory / "include").is_dir():
             return directory, found.version
     return None
 
