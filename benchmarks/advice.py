@@ -70,7 +70,7 @@ def main(_):
             f"{_PREDICTED.value} exists, and measured rows are compared with it: "
             "name a new file by --predicted."
         )
-    signals.end_orderly()
+    signals.raise_on_signals()
     try:
         if _PREDICT.value:
             rows = _predict()

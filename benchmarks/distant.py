@@ -75,7 +75,7 @@ _JSON = flags.DEFINE_string("json", None, "A file for the rows, a line each.")
 def main(_):
     """Measure missing rows, and report all."""
     plan = _plan()
-    signals.end_orderly()
+    signals.raise_on_signals()
     resumable_rows = resumable.ResumableRows(
         _JSON.value, distant_runs.KEYS, reporting.provenance()
     )

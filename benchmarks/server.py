@@ -60,7 +60,7 @@ _JSON = flags.DEFINE_string("json", None, "File to write the rows to.")
 
 def main(_):
     """Measure all runs and report."""
-    signals.end_orderly()
+    signals.raise_on_signals()
     rows = []
     try:
         runs = itertools.product(

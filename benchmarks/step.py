@@ -113,7 +113,7 @@ def main(_):
     rates = _check_choices("rate", network.RATES, _RATE.value)
     if _PLOT.value and rates == ["loopback"]:
         raise app.UsageError("--plot is of limited links. Received: --rate=loopback")
-    signals.end_orderly()
+    signals.raise_on_signals()
     rows = []
     try:
         for rate in progress.track(rates, "rates", str):

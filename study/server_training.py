@@ -104,7 +104,7 @@ def train():
     """Do the missing runs, and return all rows of the file."""
     _check("inner", _INNER.value, INNERS)
     _check("modes", _MODES.value, MODES)
-    signals.end_orderly()
+    signals.raise_on_signals()
     store = resumable.ResumableRows(
         _JSON.value, server_training.KEYS, reporting.provenance()
     )

@@ -124,7 +124,7 @@ def main(_):
 def train():
     """Do the missing runs, and return all rows of the file."""
     _check()
-    signals.end_orderly()
+    signals.raise_on_signals()
     origin = reporting.provenance()
     store = resumable.ResumableRows(_JSON.value, time_to_accuracy.KEYS, origin)
     with tempfile.TemporaryDirectory() as folder:

@@ -73,7 +73,7 @@ class Method:
         ]
         uses_adam = name.endswith("adamw")
         self.optimizer = ALONE["adamw" if uses_adam else "sgd"]()
-        if name in method_settings.ARE_MOMENTUM:
+        if name in method_settings.NO_INNER_MOMENTUM:
             self.optimizer = keras.optimizers.SGD(0.01)
         if name not in ALONE:
             wrap, _ = method_settings.method(name.removesuffix("_adamw"))

@@ -49,7 +49,9 @@ NAMES = [*compressors.METHODS, *DGC, FOR_STEPS]
 
 MODES = {"no_compression" if m == "none" else m: m for m in compressors.METHODS}
 """Methods by their mode in `step.py`, where "none" is no communication."""
-ARE_MOMENTUM = [n for n, m in compressors.METHODS.items() if m.residual_is_momentum]
+NO_INNER_MOMENTUM = [
+    n for n, m in compressors.METHODS.items() if m.residual_is_momentum
+]
 """Methods whose inner optimizer must have no momentum."""
 
 

@@ -26,7 +26,7 @@ def optimizer(name, period):
         name: name of the mode.
         period: steps from one exchange to the next, for modes of `LOCAL`.
     """
-    momentum = 0.0 if name in method_settings.ARE_MOMENTUM else 0.9
+    momentum = 0.0 if name in method_settings.NO_INNER_MOMENTUM else 0.9
     sgd = keras.optimizers.SGD(1e-3, momentum=momentum)
     if name in LOCAL:
         inner = sgd if name == "local_sgd" else None  # None is the paper's

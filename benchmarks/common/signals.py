@@ -3,7 +3,7 @@
 import signal
 
 
-def end_orderly():
+def raise_on_signals():
     """Raise `KeyboardInterrupt` at the first signal, and ignore further signals."""
     signals = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 

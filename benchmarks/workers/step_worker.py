@@ -149,7 +149,7 @@ def _strategy(settings):
 
 def _optimizer(settings):
     mode = settings["mode"]
-    momentum = 0.0 if mode in method_settings.ARE_MOMENTUM else 0.9
+    momentum = 0.0 if mode in method_settings.NO_INNER_MOMENTUM else 0.9
     sgd = keras.optimizers.SGD(0.01, momentum=momentum)
     if mode in {"none", "dense"}:
         return sgd

@@ -268,7 +268,7 @@ def test_gradients_of_other_variables(run, tmp_path):
 @pytest.mark.slow
 def test_equal_initial_weights_are_not_sent(tmp_path):
     """Bytes are checked if the workers have a loopback of their own."""
-    prefix = programs.on_its_own_loopback()
+    prefix = programs.loopback_prefix()
     launcher = [sys.executable, "-m", "tf_dgc", "run", "--workers=2"]
     finished = programs.run([*(prefix or []), *launcher, SCRIPT, "start", tmp_path])
     assert finished.returncode == 0

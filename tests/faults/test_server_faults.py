@@ -29,7 +29,7 @@ FOREVER = 10**6
 TOLERANT_MODES = ["async", "ssp", "backup"]
 
 
-class Served:
+class ServerGroup:
     """One or several servers, and workers; leaving the context ends them all."""
 
     def __init__(
@@ -90,7 +90,7 @@ def expect_to_end(served, ranks, expected, since, limit, record, fault):
 @pytest.mark.faults
 @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGSTOP])
 def test_a_synchronous_run_ends_with_the_name_of_the_lost_worker(record, number):
-    with Served("sync") as served:
+    with ServerGroup("sync") as served:
         served.wait_for_steps()
         since = time.monotonic()
         served.workers[2].process.send_signal(number)
@@ -104,7 +104,7 @@ def test_a_synchronous_run_ends_with_the_name_of_the_lost_worker(record, number)
 @pytest.mark.parametrize("mode", TOLERANT_MODES)
 @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGSTOP])
 def test_others_continue_and_another_process_joins(record, mode, number):
-    with Served(mode) as served:
+    with ServerGroup(mode) as served:
         served.wait_for_steps()
         served.workers[2].process.send_signal(number)
         served.server.wait_for("worker 2 has not responded", 6 + MARGIN)
@@ -133,7 +133,7 @@ def test_others_continue_and_another_process_joins(record, mode, number):
 )
 @pytest.mark.parametrize("mode", ["sync", "async"])
 def test_a_worker_that_ends_with_an_error(record, mode, fault, expected):
-    with Served(mode, fault) as served:
+    with ServerGroup(mode, fault) as served:
         since = served.workers[2].wait_for("FAULT", 150)
         text = f"worker 2 {expected}"
         if mode == "sync":
@@ -146,7 +146,7 @@ def test_a_worker_that_ends_with_an_error(record, mode, fault, expected):
 
 @pytest.mark.faults
 def test_others_wait_for_a_worker_that_computes_something_else():
-    with Served("sync", "evaluates", FAULT_SECONDS="25") as served:
+    with ServerGroup("sync", "evaluates", FAULT_SECONDS="25") as served:
         served.workers[2].wait_for("FAULT", 150)
         served.wait_for_steps(20)
 
@@ -155,7 +155,7 @@ def test_others_wait_for_a_worker_that_computes_something_else():
 @pytest.mark.parametrize("mode", ["sync", *TOLERANT_MODES])
 @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGSTOP])
 def test_the_server_is_gone(record, mode, number):
-    with Served(mode, number=2) as served:
+    with ServerGroup(mode, number=2) as served:
         served.wait_for_steps()
         since = time.monotonic()
         served.server.process.send_signal(number)
@@ -167,7 +167,7 @@ def test_the_server_is_gone(record, mode, number):
 @pytest.mark.faults
 @pytest.mark.parametrize("mode", ["sync", "async"])
 def test_one_of_two_servers_is_gone(record, mode):
-    with Served(mode, number=2, num_servers=2) as served:
+    with ServerGroup(mode, number=2, num_servers=2) as served:
         served.wait_for_steps()
         since = time.monotonic()
         served.server.process.send_signal(signal.SIGKILL)
@@ -185,7 +185,7 @@ def test_one_of_two_servers_is_gone(record, mode):
 
 @pytest.mark.faults
 def test_a_worker_of_two_servers_is_killed_and_another_process_joins():
-    with Served("async", num_servers=2) as served:
+    with ServerGroup("async", num_servers=2) as served:
         served.wait_for_steps()
         served.workers[2].process.send_signal(signal.SIGKILL)
         for server in [*served.other_servers, served.server]:
@@ -198,7 +198,7 @@ def test_a_worker_of_two_servers_is_killed_and_another_process_joins():
 
 @pytest.mark.faults
 def test_the_last_worker_is_killed_and_another_process_continues():
-    with Served("async", number=1, steps=40) as served:
+    with ServerGroup("async", number=1, steps=40) as served:
         served.wait_for_steps()
         served.workers[0].process.send_signal(signal.SIGKILL)
         _, clock = count(served.workers[0])
@@ -212,7 +212,7 @@ def test_the_last_worker_is_killed_and_another_process_continues():
 @pytest.mark.faults
 def test_strangers_do_no_harm():
     """They send messages in the slots of workers that wait for each other."""
-    with Served("sync", number=2, steps=300) as served:
+    with ServerGroup("sync", number=2, steps=300) as served:
         served.wait_for_steps()
         client = rpc.Client(served.address, "stranger", 5.0)
         for i in range(60):
@@ -255,7 +255,7 @@ def test_the_server_resumes_its_checkpoint_after_a_restart(tmp_path):
 @pytest.mark.slow
 def test_a_killed_worker_ends_no_other():
     """The one of these tests that `.ci/run` runs."""
-    with Served("backup") as served:
+    with ServerGroup("backup") as served:
         served.wait_for_steps()
         served.workers[2].process.send_signal(signal.SIGKILL)
         served.server.wait_for("worker 2 has not responded", 6 + MARGIN)

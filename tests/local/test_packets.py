@@ -22,7 +22,7 @@ def test_packets_of_each_step(tmp_path):
 
     Most steps take milliseconds, so nearly all of them see no heartbeat.
     """
-    namespace = programs.on_its_own_loopback()
+    namespace = programs.loopback_prefix()
     if namespace is None:
         pytest.skip("needs a network namespace")
     command = [sys.executable, "-m", "tf_dgc", "run", "--workers=2", SCRIPT, tmp_path]
@@ -58,7 +58,7 @@ def test_every_packet_of_a_thousand_steps_is_explained(tmp_path):
     Steps send nothing. A round and an epoch have a number of packets each. All others
     depend on time, not on steps: heartbeats, and positions for the watch.
     """
-    namespace = programs.on_its_own_loopback()
+    namespace = programs.loopback_prefix()
     if namespace is None:
         pytest.skip("needs a network namespace")
     file = tmp_path / "packets"

@@ -14,8 +14,8 @@ import tensorflow as tf
 from worker_scenarios import (
     RANK,
     STRATEGY,
-    copies_of_this_worker,
     dgc,
+    digest_of_local_state,
     main,
     make_data,
     make_model,
@@ -36,10 +36,10 @@ def save_to_one_path(directory):
         checkpoint(directory / "c-{epoch}.weights.h5", save_weights_only=True),
     ]
     model.fit(x, y, epochs=2, callbacks=callbacks, **data)
-    expected = copies_of_this_worker(model)
+    expected = digest_of_local_state(model)
     with STRATEGY.scope():
         loaded = keras.models.load_model(directory / "c-2.keras")
-    result = {"keras": copies_of_this_worker(loaded) == expected}
+    result = {"keras": digest_of_local_state(loaded) == expected}
 
     def make_built_model():
         other = make_model(dgc)
@@ -49,7 +49,7 @@ def save_to_one_path(directory):
 
     other = make_built_model()
     other.load_weights(directory / "c-2.weights.h5")
-    result["weights"] = copies_of_this_worker(other) == expected
+    result["weights"] = digest_of_local_state(other) == expected
 
     checkpoints = directory / "checkpoints"
     with tf_dgc.saving.checkpoint_directory(STRATEGY, checkpoints) as path:
@@ -58,7 +58,7 @@ def save_to_one_path(directory):
     other = make_built_model()
     target = tf.train.Checkpoint(model=other, optimizer=other.optimizer)
     target.restore(tf.train.latest_checkpoint(checkpoints))
-    result["checkpoint"] = copies_of_this_worker(other) == expected
+    result["checkpoint"] = digest_of_local_state(other) == expected
 
     try:
         other.save(directory / "shared.keras")  # which `fit` has not seen
@@ -164,7 +164,7 @@ def use_stock_callbacks(directory):
     again = make_model(dgc)
     history = again.fit(x, y, epochs=2, callbacks=callbacks(), **data)
     result = {
-        "restored": copies_of_this_worker(again) == copies_of_this_worker(model),
+        "restored": digest_of_local_state(again) == digest_of_local_state(model),
         "epochs": history.epoch,
         "files": sorted(
             str(p.relative_to(directory)) for p in directory.rglob("*.[kh]*")
@@ -173,7 +173,7 @@ def use_stock_callbacks(directory):
     }
     with STRATEGY.scope():
         loaded = keras.models.load_model(directory / "new" / "2" / "m.keras")
-    result["loaded"] = copies_of_this_worker(loaded) == copies_of_this_worker(model)
+    result["loaded"] = digest_of_local_state(loaded) == digest_of_local_state(model)
     rejected = {
         "derived": [DoesNothing(directory / "backup")],
         "legacy": [stock.ModelCheckpoint(directory / "m.h5")],
@@ -282,7 +282,7 @@ def back_up_to_own_directories(directory):
         backup = tf_dgc.callbacks.BackupAndRestore(path, delete_checkpoint=False)
         model = make_model(dgc)
         model.fit(x, y, epochs=epochs, callbacks=[backup, *callbacks], **data)
-        return copies_of_this_worker(model)
+        return digest_of_local_state(model)
 
     uninterrupted = train(directory / f"elsewhere-{RANK}")
     with contextlib.suppress(Stop):

@@ -10,7 +10,7 @@ from types import SimpleNamespace
 import h5py
 import numpy as np
 import pytest
-from full_disk import disk_of
+from full_disk import full_disk_after
 from selection import rows
 from test_backups import back_up, copies, fit, make_model, names, open_backups, restore
 
@@ -34,7 +34,7 @@ def test_a_full_disk_keeps_the_previous_backup(alone, tmp_path, missing):
     before = copies(alone), names(tmp_path)
     largest = max(path.stat().st_size for path in tmp_path.iterdir())
     with (
-        disk_of(max(0, largest - missing)),
+        full_disk_after(max(0, largest - missing)),
         pytest.raises(OSError, match=r"File too large: .*\.unfinished\.\w+\.backup-2"),
     ):
         back_up(alone, tmp_path)
@@ -52,7 +52,10 @@ def test_a_full_disk_keeps_the_previous_weights(alone, tmp_path):
     path = tmp_path / "model.weights.h5"
     saving.save_weights(alone, path)
     before = path.read_bytes()
-    with disk_of(len(before) - 1), pytest.raises(OSError, match="File too large"):
+    with (
+        full_disk_after(len(before) - 1),
+        pytest.raises(OSError, match="File too large"),
+    ):
         saving.save_weights(alone, path)
     assert path.read_bytes() == before
     assert names(tmp_path) == ["model.weights.h5"]
@@ -63,7 +66,7 @@ def test_hdf5_on_a_full_disk(tmp_path, size):
     """The disk fills up while data or metadata are written, or on closing."""
     path = tmp_path / "file.h5"
     with (
-        disk_of(size),
+        full_disk_after(size),
         pytest.raises(OSError, match="File too large"),
         hdf5.writing_hdf5(path) as writing,
     ):

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 from harness import Trainer
-from serving import Served, Trained
+from serving import ServerGroup, TracedTrainer
 
 import tf_dgc
 from tf_dgc.optimizers import state
@@ -449,14 +449,14 @@ class HoldingObjects(ByDict):
 
 
 def test_a_server_compares_objects_by_their_attributes(monkeypatch):
-    with Served(1) as server:
+    with ServerGroup(1) as server:
         server.optimizer(monkeypatch, 0, HoldingObjects(), compressor="none")
         with pytest.raises(ValueError, match=r"`node` is .*Node"):
             server.optimizer(monkeypatch, 0, HoldingObjects(2.0), compressor="none")
 
 
 def weights_on_server(monkeypatch, make):
-    with Served(1) as server:
+    with ServerGroup(1) as server:
         optimizer = server.optimizer(
             monkeypatch,
             0,
@@ -464,7 +464,7 @@ def weights_on_server(monkeypatch, make):
             compressor="none",
             corrections=tf_dgc.Corrections(momentum=False),
         )
-        worker = Trained(optimizer, WEIGHTS)
+        worker = TracedTrainer(optimizer, WEIGHTS)
         for step in gradients():
             worker.step(step)
         return server.weights()
@@ -494,12 +494,12 @@ ERRORS = {
 @pytest.mark.parametrize("maker", ERRORS)
 def test_a_server_names_attributes_that_the_config_lacks(monkeypatch, maker):
     make = MAKERS[maker]
-    with Served(1) as server, pytest.raises(ValueError, match=ERRORS[maker]):
+    with ServerGroup(1) as server, pytest.raises(ValueError, match=ERRORS[maker]):
         server.optimizer(monkeypatch, 0, make(), compressor="none")
 
 
 def test_a_server_names_attributes_that_were_set_later(monkeypatch):
-    with Served(1) as server:
+    with ServerGroup(1) as server:
         inner = WithConfig({"body": 0.5, "head": 0.0})
         optimizer = server.optimizer(monkeypatch, 0, inner, compressor="none")
         optimizer.build([keras.Variable(w) for w in WEIGHTS])
@@ -513,5 +513,5 @@ def test_a_server_needs_the_config_of_a_learning_rate(monkeypatch, rate):
     match = (
         "get_config" if rate == "schedule" else "cannot run a function of the script"
     )
-    with Served(1) as server, pytest.raises(ValueError, match=match):
+    with ServerGroup(1) as server, pytest.raises(ValueError, match=match):
         server.optimizer(monkeypatch, 0, O.SGD(RATES[rate]()))

@@ -6,7 +6,7 @@ import keras
 import numpy as np
 import pytest
 import tensorflow as tf
-from serving import Served
+from serving import ServerGroup
 
 import tf_dgc
 from tf_dgc.steps import native
@@ -123,7 +123,7 @@ def test_a_residual_has_each_entry_once():
 
 def test_a_server_adds_its_gradients_up(monkeypatch):
     sgd = INNER["sgd"]
-    with Served(1) as server:
+    with ServerGroup(1) as server:
         weights = plain_steps(
             lambda: server.optimizer(monkeypatch, 0, sgd(), compressor="none")
         )

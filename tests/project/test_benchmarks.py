@@ -59,7 +59,7 @@ def test_step(tmp_path, loop, modes):
     path = tmp_path / "step.json"
     flags = [f"--modes={modes}", "--method=two_bit", "--steps=5", "--rounds=2"]
     flags += [f"--loop={loop}", f"--json={path}"]
-    prefix = programs.on_its_own_loopback()
+    prefix = programs.loopback_prefix()
     finished = programs.run([*(prefix or []), *command(*flags)])
     assert finished.returncode == 0
     rows = json.loads(path.read_text())

@@ -20,7 +20,7 @@ import numpy as np
 import pages
 import pytest
 import tensorflow as tf
-from serving import Served
+from serving import ServerGroup
 
 import tf_dgc
 
@@ -110,7 +110,7 @@ def test_python(page, names, monkeypatch, tmp_path, request):
 @pytest.fixture
 def server(monkeypatch, names):
     """Start a server with this process as its only worker."""
-    with Served(1) as served:
+    with ServerGroup(1) as served:
         cluster = {"ps": [served.servers[0].address], "worker": ["127.0.0.1:1"]}
         task = {"type": "worker", "index": 0}
         config = {"cluster": cluster, "task": task}

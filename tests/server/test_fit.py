@@ -4,7 +4,7 @@ import keras
 import numpy as np
 import pytest
 from selection import slow
-from serving import Served
+from serving import ServerGroup
 
 import tf_dgc
 from tf_dgc.reports import record
@@ -22,7 +22,7 @@ def test_monitor_logs_and_records_pushes(monkeypatch, tmp_path):
     x = np.ones((8, 40), "float32")
     path = tmp_path / "run.json"
     model = keras.Sequential([keras.Input((40,)), keras.layers.Dense(30)])
-    with Served(1) as served:
+    with ServerGroup(1) as served:
         sgd = keras.optimizers.SGD(0.05)
         optimizer = served.optimizer(monkeypatch, 0, sgd)
         model.compile(optimizer, "mse")
@@ -54,7 +54,7 @@ def test_mixed_precision_and_checkpoints(monkeypatch, tmp_path, mixed_precision,
         keras.callbacks.ModelCheckpoint(best_path, save_best_only=True),
         keras.callbacks.ModelCheckpoint(weights_path, save_weights_only=True),
     ]
-    with Served(1) as served:
+    with ServerGroup(1) as served:
         sgd = keras.optimizers.SGD(0.05, momentum=0.9)
         method = tf_dgc.compressors.TopK(0.9)
         settings = {"compressor": method, "pull": pull}
@@ -84,7 +84,7 @@ def test_mixed_precision_and_checkpoints(monkeypatch, tmp_path, mixed_precision,
 def test_each_worker_resumes_from_its_own_backup(monkeypatch, tmp_path):
     """All workers are given the same directory, as in scripts that all run alike."""
     x = np.ones((8, 4), "float32")
-    with Served(3) as served:  # the third never leaves, so that the server stays
+    with ServerGroup(3) as served:  # the third never leaves, so that the server stays
         for worker, epochs, trained_epochs in [
             (0, 2, [0, 1]),
             (1, 1, [0]),

@@ -5,7 +5,7 @@ import json
 import keras
 import numpy as np
 import pytest
-from served_loop import WEIGHTS, Fake, body_of, refusal, weights
+from served_loop import WEIGHTS, Fake, encoded_model_spec, refusal, weights
 
 from tf_dgc.server import messages, model_spec
 from tf_dgc.server.messages import REQUEST, Kind, Status
@@ -23,7 +23,7 @@ def wait_for(status, fake, seconds, alive, worker=0):
 
 def test_first_worker_sends_initial_weights_and_others_get_them():
     fake = Fake()
-    ((_, head, _),) = fake.send(0, Kind.JOIN, body_of(fake))
+    ((_, head, _),) = fake.send(0, Kind.JOIN, encoded_model_spec(fake))
     assert head["status"] == Status.DONE
     assert fake.join(1) == []  # waits for the weights
     replies = fake.send(0, Kind.INITIALIZE, WEIGHTS.view(np.int32))
@@ -254,7 +254,7 @@ def test_new_process_replaces_the_old_one():
     fake.join(1)
     fake.push(1, 2.0)
     # The old request is answered first, as its caller may still be there.
-    old_reply, join_reply = fake.send(1, Kind.JOIN, body_of(fake), process=1)
+    old_reply, join_reply = fake.send(1, Kind.JOIN, encoded_model_spec(fake), process=1)
     assert old_reply[1]["status"] == Status.WAIT
     assert "worker 1 is replaced by another process (0 pushes applied)" in fake.lines
     assert json.loads(messages.decode_text(join_reply[2])) == {
@@ -272,7 +272,7 @@ def test_new_process_replaces_the_old_one():
 
 def test_rejoin_when_the_sender_of_initial_weights_is_gone():
     fake = Fake()
-    fake.send(0, Kind.JOIN, body_of(fake))
+    fake.send(0, Kind.JOIN, encoded_model_spec(fake))
     fake.join(1)
     replies = wait_for(Status.REJOIN, fake, 15, [(1, 0)], worker=1)
     assert replies[0][1]["status"] == Status.REJOIN
@@ -316,7 +316,7 @@ def test_late_worker_may_have_another_learning_rate():
 
 def test_refusal_names_the_shape_or_rate_that_differs():
     fake = Fake()
-    fake.send(0, Kind.JOIN, body_of(fake))
+    fake.send(0, Kind.JOIN, encoded_model_spec(fake))
     spec = Fake(rule=keras.optimizers.SGD(0.25)).handed
     assert "optimizer config learning_rate is 0.25, not 0.5" in fake.join(1, 0, spec)
     spec = json.loads(model_spec.model_spec_text(fake.handed))
@@ -338,19 +338,19 @@ def test_unknown_optimizer_is_refused():
 
 def test_initial_weights_of_another_size_are_refused():
     fake = Fake()
-    fake.send(0, Kind.JOIN, body_of(fake))
+    fake.send(0, Kind.JOIN, encoded_model_spec(fake))
     (reply,) = fake.send(0, Kind.INITIALIZE, np.zeros(5, np.int32))
     assert "must be 6 words" in refusal(reply)
 
 
 def test_request_out_of_order_is_refused():
     fake = Fake()
-    fake.send(0, Kind.JOIN, body_of(fake))
+    fake.send(0, Kind.JOIN, encoded_model_spec(fake))
     (reply,) = fake.push(0, 1.0)
     assert "before the worker asked for the initial weights" in refusal(reply)
     (reply,) = fake.send(0, Kind.PULL)
     assert "is not possible now" in refusal(reply)
-    fake.send(1, Kind.JOIN, body_of(fake))
+    fake.send(1, Kind.JOIN, encoded_model_spec(fake))
     (reply,) = fake.send(1, Kind.INITIALIZE, WEIGHTS.view(np.int32))
     assert "did not ask for initial weights" in refusal(reply)
 
@@ -359,7 +359,7 @@ def test_push_before_the_initial_weights_is_refused():
     fake = Fake()
     fake.join(0)
     fake.join(1)
-    fake.send(1, Kind.JOIN, body_of(fake), process=1)
+    fake.send(1, Kind.JOIN, encoded_model_spec(fake), process=1)
     (reply,) = fake.push(1, 1.0, process=1)
     assert "before the worker asked for the initial weights" in refusal(reply)
 

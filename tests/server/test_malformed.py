@@ -8,7 +8,7 @@ import numpy as np
 import psutil
 import pytest
 import tensorflow as tf
-from served_loop import WEIGHTS, Fake, body_of, refusal, weights
+from served_loop import WEIGHTS, Fake, encoded_model_spec, refusal, weights
 
 from tf_dgc.compressors import CountSketch, TopK
 from tf_dgc.schedules import WarmupSparsity
@@ -128,7 +128,7 @@ def test_request_of_too_many_parts_is_refused(kind):
     """The server would hold all parts until the last one arrives."""
     fake = Fake()
     if kind == Kind.INITIALIZE:
-        fake.send(0, Kind.JOIN, body_of(fake))
+        fake.send(0, Kind.JOIN, encoded_model_spec(fake))
     elif kind != Kind.JOIN:
         fake.join(0)
     part = np.zeros([MAX_WORDS], np.int32)

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 from harness import Trainer, initial_weights, make_gradients
 from selection import exhaustive, slow
-from serving import Served, Trained, leaving, run_together
+from serving import ServerGroup, TracedTrainer, leave_at_end, run_together
 
 import tf_dgc
 from tf_dgc.server import client, messages
@@ -23,13 +23,13 @@ def sgd():
 def train(monkeypatch, mode, inner, gradients, weights, servers=1, **settings):
     """Return the servers, their weights, and the weights of each worker."""
     number = len(gradients[0])
-    with Served(number, servers=servers) as served:
+    with ServerGroup(number, servers=servers) as served:
         optimizers = [
             served.optimizer(monkeypatch, i, inner(), mode, **settings)
             for i in range(number)
         ]
-        workers = [Trained(optimizer, weights) for optimizer in optimizers]
-        with leaving(*workers):
+        workers = [TracedTrainer(optimizer, weights) for optimizer in optimizers]
+        with leave_at_end(*workers):
 
             def run(i):
                 for step in gradients:
@@ -109,7 +109,7 @@ def test_adam_on_the_server_is_adam(monkeypatch):
 def test_no_gradient_is_lost_whatever_the_order(monkeypatch, mode, staleness, servers):
     """Weight changes and residuals add up to all gradients, in float64."""
     gradients, weights = make_gradients(3, 6), initial_weights()
-    with Served(3, servers=servers) as served:
+    with ServerGroup(3, servers=servers) as served:
         settings = {
             "staleness": staleness,
             "corrections": tf_dgc.Corrections(momentum=False),
@@ -117,7 +117,9 @@ def test_no_gradient_is_lost_whatever_the_order(monkeypatch, mode, staleness, se
         }
         rate = keras.optimizers.SGD(1.0)
         workers = [
-            Trained(served.optimizer(monkeypatch, i, rate, mode, **settings), weights)
+            TracedTrainer(
+                served.optimizer(monkeypatch, i, rate, mode, **settings), weights
+            )
             for i in range(3)
         ]
 
@@ -125,7 +127,7 @@ def test_no_gradient_is_lost_whatever_the_order(monkeypatch, mode, staleness, se
             for step in gradients:
                 workers[i].step(step[i])
 
-        with leaving(*workers):
+        with leave_at_end(*workers):
             run_together(*(lambda i=i: run(i) for i in range(3)))
             workers[0].optimizer.pull_weights()
             pulled = workers[0].weights()
@@ -157,15 +159,15 @@ def test_late_push_returns_to_the_residual(monkeypatch, sparsity, servers):
     method = tf_dgc.compressors.TopK(sparsity)
     settings = {"compressor": method, "min_compress_size": 100, "quorum": 1}
     settings["corrections"] = tf_dgc.Corrections(momentum=False)
-    with Served(2, servers=servers) as served:
+    with ServerGroup(2, servers=servers) as served:
         rate = keras.optimizers.SGD(1.0)
         one, late = workers = [
-            Trained(
+            TracedTrainer(
                 served.optimizer(monkeypatch, i, rate, "backup", **settings), weights
             )
             for i in range(2)
         ]
-        with leaving(*workers):
+        with leave_at_end(*workers):
             for worker in workers:
                 worker.optimizer.join()
             one.step(gradients[0])
@@ -187,12 +189,12 @@ def test_late_push_returns_to_the_residual(monkeypatch, sparsity, servers):
 
 
 def test_worker_with_another_model_raises(monkeypatch):
-    with Served(2) as served:
+    with ServerGroup(2) as served:
         one, other = (
-            Trained(served.optimizer(monkeypatch, i, sgd(), "async"), weights)
+            TracedTrainer(served.optimizer(monkeypatch, i, sgd(), "async"), weights)
             for i, weights in enumerate([[np.zeros([4, 3])], [np.zeros([4, 2])]])
         )
-        with leaving(one, other):
+        with leave_at_end(one, other):
             one.optimizer.join()
             with pytest.raises(RuntimeError, match=r"shape 1 is 2, not 3"):
                 other.optimizer.join()
@@ -201,8 +203,8 @@ def test_worker_with_another_model_raises(monkeypatch):
 
 
 def test_another_secret_raises(monkeypatch):
-    with Served(1) as served:
-        worker = Trained(
+    with ServerGroup(1) as served:
+        worker = TracedTrainer(
             served.optimizer(monkeypatch, 0, sgd(), "async"), [np.zeros([4, 3])]
         )
         monkeypatch.setenv(messages.SECRET_VARIABLE, "another")

@@ -6,7 +6,7 @@ import keras
 import numpy as np
 import pytest
 from served_loop import Fake
-from serving import Served, Trained, leaving, run_together, some_weights
+from serving import ServerGroup, TracedTrainer, leave_at_end, run_together, some_weights
 
 import tf_dgc
 from tf_dgc.server.worker import join_servers, split_into_shards
@@ -29,7 +29,7 @@ def test_shards_are_balanced_and_none_is_empty(num_servers):
 
 
 def test_more_servers_than_variables_raises(monkeypatch):
-    with Served(1, servers=3) as served:
+    with ServerGroup(1, servers=3) as served:
         optimizer = served.optimizer(monkeypatch, 0, keras.optimizers.SGD(0.1))
         with pytest.raises(
             ValueError, match="3 tasks of type `ps` in TF_CONFIG, and 2"
@@ -38,15 +38,15 @@ def test_more_servers_than_variables_raises(monkeypatch):
 
 
 def test_worker_refused_by_the_first_server_raises(monkeypatch):
-    with Served(2, servers=2) as served:
+    with ServerGroup(2, servers=2) as served:
         one, other = (
-            Trained(
+            TracedTrainer(
                 served.optimizer(monkeypatch, i, keras.optimizers.SGD(0.1), "async"),
                 [np.zeros([4, n]), np.zeros([2, 2])],
             )
             for i, n in enumerate([3, 2])
         )
-        with leaving(one, other):
+        with leave_at_end(one, other):
             one.optimizer.join()
             with pytest.raises(RuntimeError, match=r"The server refuses worker 1"):
                 other.optimizer.join()
@@ -54,15 +54,15 @@ def test_worker_refused_by_the_first_server_raises(monkeypatch):
 
 def test_initial_weights_of_all_shards_are_of_one_worker(monkeypatch):
     """Also if the workers join at the same time with different weights."""
-    with Served(2, servers=3) as served:
+    with ServerGroup(2, servers=3) as served:
         initial_weights = [some_weights(SHAPES, "float32", seed) for seed in range(2)]
         workers = [
-            Trained(
+            TracedTrainer(
                 served.optimizer(monkeypatch, i, keras.optimizers.SGD(0.1)), weights
             )
             for i, weights in enumerate(initial_weights)
         ]
-        with leaving(*workers):
+        with leave_at_end(*workers):
             run_together(*(worker.optimizer.join for worker in workers))
         names = [[v.name for v in model.variables] for model in served.models]
         assert names == [["w0"], ["w2"], ["w1", "w3"]]
@@ -78,14 +78,14 @@ def test_initial_weights_of_all_shards_are_of_one_worker(monkeypatch):
 
 @pytest.mark.slow
 def test_all_servers_skip_a_gradient_that_is_not_finite(monkeypatch):
-    with Served(1, servers=2) as served:
+    with ServerGroup(1, servers=2) as served:
         weights = some_weights(SHAPES, "float32")
-        worker = Trained(
+        worker = TracedTrainer(
             served.optimizer(monkeypatch, 0, keras.optimizers.SGD(0.1)), weights
         )
         gradients = [np.ones_like(w) for w in weights]
         gradients[1][2] = np.nan
-        with leaving(worker):
+        with leave_at_end(worker):
             worker.step(gradients)
         assert worker.optimizer.stats.nonfinite == 1
         for actual, expected in zip(served.weights(), weights, strict=True):
@@ -95,10 +95,10 @@ def test_all_servers_skip_a_gradient_that_is_not_finite(monkeypatch):
 
 @pytest.mark.slow
 def test_worker_pushes_to_all_servers_before_it_waits(monkeypatch):
-    with Served(2, servers=2) as served:
+    with ServerGroup(2, servers=2) as served:
         weights = some_weights(SHAPES, "float32")
         workers = [
-            Trained(
+            TracedTrainer(
                 served.optimizer(monkeypatch, i, keras.optimizers.SGD(0.1)), weights
             )
             for i in range(2)
@@ -114,7 +114,7 @@ def test_worker_pushes_to_all_servers_before_it_waits(monkeypatch):
                 time.sleep(0.01)
             workers[1].step(weights)
 
-        with leaving(*workers):
+        with leave_at_end(*workers):
             run_together(*(worker.optimizer.join for worker in workers))
             run_together(lambda: workers[0].step(weights), wait)
         assert [model.clock for model in served.models] == [1, 1]
@@ -124,11 +124,13 @@ def test_random_methods_use_each_servers_seed(monkeypatch):
     """A server and its workers draw from the server's part of the seed."""
     weights = some_weights(SHAPES, "float32")
     gradients = [np.random.default_rng(5).normal(size=s).astype("f") for s in SHAPES]
-    with Served(1, servers=2) as served:
+    with ServerGroup(1, servers=2) as served:
         settings = {"compressor": tf_dgc.compressors.RandomK(0.5)}
         rate = keras.optimizers.SGD(1.0)
-        worker = Trained(served.optimizer(monkeypatch, 0, rate, **settings), weights)
-        with leaving(worker):
+        worker = TracedTrainer(
+            served.optimizer(monkeypatch, 0, rate, **settings), weights
+        )
+        with leave_at_end(worker):
             worker.step(gradients)
         for i, after in enumerate(worker.weights()):
             residual = worker.optimizer.residual[i].numpy().reshape(after.shape)

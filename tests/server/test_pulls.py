@@ -10,7 +10,7 @@ from harness import initial_weights, make_gradients
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from selection import rows
-from serving import Served, Trained, leaving, run_together
+from serving import ServerGroup, TracedTrainer, leave_at_end, run_together
 
 import tf_dgc
 from tf_dgc.codecs.tensor_spec import TensorSpec
@@ -201,13 +201,13 @@ def test_changes_are_tracked_only_if_the_rule_changes_few_entries(
 
     monkeypatch.setattr(WorkerCopies, "record", record)
     [gradients], weights = make_gradients(1, 1, "float32"), initial_weights("float32")
-    with Served(1) as served:
+    with ServerGroup(1) as served:
         method = tf_dgc.compressors.TopK(0.95)
         options = {"compressor": method, "pull": "sparse", "min_compress_size": 100}
         options["corrections"] = tf_dgc.Corrections(momentum=corrects)
         optimizer = served.optimizer(monkeypatch, 0, inner, **options)
-        worker = Trained(optimizer, weights)
-        with leaving(worker):
+        worker = TracedTrainer(optimizer, weights)
+        with leave_at_end(worker):
             worker.step(gradients[0])
     [changed_entries] = records
     assert (changed_entries is not None) == is_tracked
@@ -240,12 +240,14 @@ def test_sparse_pulls_with_plain_sgd_equal_full_pulls(monkeypatch):
     gradients, weights = make_gradients(2, 4, "float32"), initial_weights("float32")
     results = []
     for pull in ("whole", "sparse"):
-        with Served(2) as served:
+        with ServerGroup(2) as served:
             sgd = keras.optimizers.SGD(0.1, momentum=0.9)
             method = tf_dgc.compressors.TopK(0.95)
             settings = {"compressor": method, "pull": pull, "min_compress_size": 100}
             workers = [
-                Trained(served.optimizer(monkeypatch, i, sgd, **settings), weights)
+                TracedTrainer(
+                    served.optimizer(monkeypatch, i, sgd, **settings), weights
+                )
                 for i in range(2)
             ]
 
@@ -253,7 +255,7 @@ def test_sparse_pulls_with_plain_sgd_equal_full_pulls(monkeypatch):
                 for step in gradients:
                     workers[i].step(step[i])
 
-            with leaving(*workers):
+            with leave_at_end(*workers):
                 run_together(lambda: run(0), lambda: run(1))
             results += [w.weights() for w in workers] + [served.weights()]
             sizes = workers[0].optimizer.bytes_per_pull
@@ -268,7 +270,7 @@ def test_sparse_pulls_with_plain_sgd_equal_full_pulls(monkeypatch):
 def test_excluded_variables_are_sent_whole(monkeypatch, pull):
     """In both directions: after a step they equal those of dense training."""
     [gradients], weights = make_gradients(1, 1, "float32"), initial_weights("float32")
-    with Served(1) as served:
+    with ServerGroup(1) as served:
         method = tf_dgc.compressors.TopK(0.95)
         optimizer = served.optimizer(
             monkeypatch,
@@ -281,8 +283,8 @@ def test_excluded_variables_are_sent_whole(monkeypatch, pull):
         optimizer.exclude_from_compression(var_names=[".*"])
         config = optimizer.get_config()
         assert config["excluded_from_compression"]["names"] == [".*"]
-        worker = Trained(optimizer, weights)
-        with leaving(worker):
+        worker = TracedTrainer(optimizer, weights)
+        with leave_at_end(worker):
             worker.step(gradients[0])
             for v, w, g in zip(worker.variables, weights, gradients[0], strict=True):
                 np.testing.assert_allclose(v.numpy(), w - g, rtol=1e-6)

@@ -4,7 +4,7 @@ import json
 
 import numpy as np
 import pytest
-from served_loop import WEIGHTS, Fake, body_of, refusal, weights
+from served_loop import WEIGHTS, Fake, encoded_model_spec, refusal, weights
 
 from tf_dgc.server import messages
 from tf_dgc.server.messages import REQUEST, Kind, Status
@@ -75,7 +75,7 @@ def test_refused_newcomer_does_not_replace_the_worker():
 def test_newcomer_replaces_the_worker_after_its_last_part():
     fake = Fake()
     fake.join(0)
-    body = body_of(fake)
+    body = encoded_model_spec(fake)
     half = len(body) // 2
     parts = {"process": 1, "parts": 2}
     fake.send(0, Kind.JOIN, body[:half], part=0, **parts)

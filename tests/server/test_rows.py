@@ -5,7 +5,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 from selection import rows
-from serving import Served, leaving, run_together
+from serving import ServerGroup, leave_at_end, run_together
 
 import tf_dgc
 from tf_dgc.server import (
@@ -245,7 +245,7 @@ def test_synchronous_run_equals_training_on_the_mean(
         reference.optimizer.apply(
             [table, one[1] / 2 + other[1] / 2], reference.variables
         )
-    with Served(2, servers=servers) as served:
+    with ServerGroup(2, servers=servers) as served:
         settings = {"rows": ["w0"], "pull": pull, "compressor": "none"}
         settings["pull_sparsity"] = 0.0 if pull == "sparse" else None
         workers = [
@@ -259,7 +259,7 @@ def test_synchronous_run_equals_training_on_the_mean(
             for step in gradients[i]:
                 workers[i].step(*step)
 
-        with leaving(*workers):
+        with leave_at_end(*workers):
             run_together(lambda: run(0), lambda: run(1))
         replicas = [served.weights(), *(worker.weights() for worker in workers)]
         optimizer = workers[0].optimizer
@@ -274,7 +274,7 @@ def test_synchronous_run_equals_training_on_the_mean(
 
 
 def test_rows_with_a_residual_and_a_gradient_that_is_not_finite(monkeypatch):
-    with Served(1) as served:
+    with ServerGroup(1) as served:
         method = tf_dgc.compressors.TopK(0.9)
         settings = {"rows": ["w0"], "compressor": method, "min_compress_size": 2}
         sgd = keras.optimizers.SGD(1.0, global_clipnorm=100.0)
@@ -283,7 +283,7 @@ def test_rows_with_a_residual_and_a_gradient_that_is_not_finite(monkeypatch):
         )
         before = worker.weights()
         ((table, kernel),) = make_gradients(0, 1)
-        with leaving(worker):
+        with leave_at_end(worker):
             worker.step(table, kernel * np.nan)
             for actual, expected in zip(worker.weights(), before, strict=True):
                 np.testing.assert_array_equal(actual, expected)

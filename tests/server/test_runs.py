@@ -5,7 +5,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 from served_loop import LIMITS, WEIGHTS, Fake, refusal, weights
-from serving import Served, Trained, leaving, run_together, some_weights
+from serving import ServerGroup, TracedTrainer, leave_at_end, run_together, some_weights
 
 from tf_dgc.server.checkpoint import ServerCheckpoint
 from tf_dgc.server.messages import Kind
@@ -18,14 +18,14 @@ def spec_of_run(fake, run, **overrides):
 
 def make_worker(served, monkeypatch, worker, shapes, seed=1):
     optimizer = served.optimizer(monkeypatch, worker, keras.optimizers.SGD(0.5))
-    return Trained(optimizer, some_weights(shapes, "float32", seed))
+    return TracedTrainer(optimizer, some_weights(shapes, "float32", seed))
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("servers", [pytest.param(1, marks=pytest.mark.slow), 2])
 def test_second_model_trains_after_the_first(monkeypatch, servers):
     """With other shapes and initial weights, on all workers."""
-    with Served(2, servers=servers) as served:
+    with ServerGroup(2, servers=servers) as served:
         firsts = [make_worker(served, monkeypatch, i, [(4,), (3,)]) for i in range(2)]
         seconds = [
             make_worker(served, monkeypatch, i, [(5,), (2,)], 2) for i in range(2)
@@ -37,7 +37,7 @@ def test_second_model_trains_after_the_first(monkeypatch, servers):
             for _ in range(3):
                 seconds[i].step([np.ones(5, "f"), np.ones(2, "f")])
 
-        with leaving(*seconds):
+        with leave_at_end(*seconds):
             run_together(lambda: train(0), lambda: train(1))
         initial_weights = some_weights([(5,), (2,)], "float32", 2)
         for worker in seconds:
@@ -55,7 +55,7 @@ def test_second_model_trains_after_the_first(monkeypatch, servers):
 
 def test_optimizer_of_an_ended_run_raises(monkeypatch):
     gradients = [np.ones(4, "f")]
-    with Served(1) as served:
+    with ServerGroup(1) as served:
         first, second = (make_worker(served, monkeypatch, 0, [(4,)]) for _ in range(2))
         first.step(gradients)
         second.step(gradients)
@@ -74,7 +74,7 @@ def test_optimizer_of_an_ended_run_raises(monkeypatch):
 
 def test_two_optimizers_in_one_step_raise(monkeypatch):
     """For example those of a GAN."""
-    with Served(1) as served:
+    with ServerGroup(1) as served:
         workers = [make_worker(served, monkeypatch, 0, [(4,)]) for _ in range(2)]
 
         def apply():

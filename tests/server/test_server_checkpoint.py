@@ -5,7 +5,7 @@ import pathlib
 import keras
 import numpy as np
 import pytest
-from full_disk import disk_of
+from full_disk import full_disk_after
 from served_loop import WEIGHTS, Fake, refusal, weights
 
 from tf_dgc.server import checkpoint as checkpoint_module
@@ -209,7 +209,7 @@ def test_full_disk_does_not_end_training(tmp_path):
     before = checkpoint.path.read_bytes()
     fake.push(0, 2.0)
     time = 20.0
-    with disk_of(100):
+    with full_disk_after(100):
         checkpoint.write_if_due(fake.service)
         checkpoint.end(fake.service)
     assert "at update 1: [Errno 27] File too large" in fake.lines[-1]

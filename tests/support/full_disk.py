@@ -5,7 +5,7 @@ import resource
 
 
 @contextlib.contextmanager
-def disk_of(size):
+def full_disk_after(size):
     """Let no file grow beyond a size, as on a full disk."""
     before = resource.getrlimit(resource.RLIMIT_FSIZE)
     resource.setrlimit(resource.RLIMIT_FSIZE, (size, before[1]))

@@ -3,7 +3,7 @@
     python packet_capture.py FILE COMMAND...
 
 Runs a command and writes the loopback's packets to FILE, for `read`. It needs the right
-to open raw sockets, which `programs.on_its_own_loopback` gives.
+to open raw sockets, which `programs.loopback_prefix` gives.
 """
 
 import collections

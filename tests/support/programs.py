@@ -6,7 +6,7 @@ import subprocess
 
 
 @functools.cache
-def on_its_own_loopback():
+def loopback_prefix():
     """Return a command prefix that gives a command a loopback of its own.
 
     The command runs in a network namespace that ends with it; /sys counts the bytes of

@@ -110,5 +110,5 @@ def refusal(reply):
     return messages.decode_text(body)
 
 
-def body_of(fake):
+def encoded_model_spec(fake):
     return messages.encode_text(model_spec.model_spec_text(fake.handed))

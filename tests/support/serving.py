@@ -70,7 +70,7 @@ class Server:
             self.transport.wake()
 
 
-class Served:
+class ServerGroup:
     """One or more servers; a context manager that ends them.
 
     Args:
@@ -114,7 +114,7 @@ class Served:
         return self.models[0]
 
     def weights(self):
-        """Return all weights in the model's order, by the names of `Trained`."""
+        """Return all weights in the model's order, by the names of `TracedTrainer`."""
         variables = [v for model in self.models for v in model.variables]
         variables.sort(key=lambda v: int(v.name[1:]))
         return [v.numpy() for v in variables]
@@ -137,7 +137,7 @@ class Served:
         return optimizer
 
 
-class Trained:
+class TracedTrainer:
     """Variables and an optimizer that takes traced steps with fixed gradients."""
 
     def __init__(self, optimizer, weights):
@@ -188,7 +188,7 @@ def run_together(*functions, seconds=60.0):
 
 
 @contextlib.contextmanager
-def leaving(*trained):
+def leave_at_end(*trained):
     """Let workers leave the server at the end."""
     try:
         yield

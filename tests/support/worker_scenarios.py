@@ -151,7 +151,7 @@ def scenario_two_levels(directory):
         return tf_dgc.DGCOptimizer(inner, 0.9, collective=hierarchical)
 
     model, result = fit(make_optimizer)
-    return {**result, "state": copies_of_this_worker(model)}
+    return {**result, "state": digest_of_local_state(model)}
 
 
 def scenario_auto(directory):
@@ -353,7 +353,7 @@ def train_with_backups(directory, callbacks=(), **settings):
     return model
 
 
-def copies_of_this_worker(model):
+def digest_of_local_state(model):
     local = STRATEGY.experimental_local_results
     variables = [*model.variables, *model.optimizer.variables]
     return digest(local(v.value)[0].numpy() for v in variables)
@@ -366,7 +366,7 @@ def total_residual(model):
 def scenario_backup_until_the_chief_dies(directory):
     """Train to the end; then again, until the chief is killed in its second backup."""
     undisturbed = train_with_backups(directory)
-    (directory / f"undisturbed-{RANK}").write_text(copies_of_this_worker(undisturbed))
+    (directory / f"undisturbed-{RANK}").write_text(digest_of_local_state(undisturbed))
 
     class DieInTheNextSave(keras.callbacks.Callback):
         def on_epoch_begin(self, epoch, logs=None):
@@ -382,7 +382,7 @@ def scenario_resume(directory):
     model = train_with_backups(directory, delete_checkpoint=False)
     np.savez(directory / f"residual-{RANK}.npz", *total_residual(model))
     expected = (directory / f"undisturbed-{RANK}").read_text()
-    return {"equal": copies_of_this_worker(model) == expected}
+    return {"equal": digest_of_local_state(model) == expected}
 
 
 def scenario_resume_elsewhere(directory):
