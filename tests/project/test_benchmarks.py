@@ -476,3 +476,20 @@ def test_extrapolation_to_more_workers(monkeypatch, tmp_path):
     assert merged["1024"] < dense["1024"] < ring["1024"]
     extrapolation.draw(rows, tmp_path / "more.svg", "more")
     assert "svg" in (tmp_path / "more.svg").read_text()[:300]
+
+
+@pytest.mark.workers
+@pytest.mark.slow
+def test_packets(tmp_path):
+    """A step of `fit` sends as many packets as one of a custom loop."""
+    if os.geteuid() or programs.loopback_prefix() is None:
+        pytest.skip("needs root and a network namespace")
+    path = tmp_path / "rows.json"
+    script = STEP.with_name("packets.py")
+    finished = programs.run([sys.executable, script, f"--json={path}"])
+    assert finished.returncode == 0
+    custom, *rows = json.loads(path.read_text())
+    assert custom["packets_per_step"] > 3
+    assert len(rows) == 4
+    for row in rows:
+        assert row["ratio_to_custom"] == pytest.approx(1, abs=0.1)
