@@ -139,6 +139,7 @@ def test_fragments_are_balanced():
 # --- pending means --------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_leading_worker_alternates_in_each_fragment(strategies):
     """Alternating by the number of a round would give each fragment one leader only."""
     trainer = Trainer(
@@ -327,10 +328,8 @@ def test_differing_anchors_raise(strategies):
             trainer.optimizer.background.finish()
 
 
-@pytest.mark.parametrize(
-    "num_workers",
-    [1, pytest.param(2, marks=SLOW)],
-)
+@pytest.mark.slow
+@pytest.mark.parametrize("num_workers", [1, 2])
 def test_model_is_trained_and_saved(strategies, num_workers, tmp_path):
     def state(model):
         model.optimizer.background.finish()

@@ -140,7 +140,7 @@ SECOND_FILES = [name.replace("-1.", "-2.") for name in FIRST_FILES]
     [
         *rows(
             itertools.product([make_dgc, make_local, make_gossip], [False, True]),
-            [(make_dgc, False), (make_local, True)],
+            [(make_dgc, False)],
         ),
         pytest.param(make_power, False, marks=pytest.mark.slow),
     ],

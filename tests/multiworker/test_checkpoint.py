@@ -183,6 +183,7 @@ def test_iterations_without_the_other_state_are_refused(tmp_path, strategies):
         keras.models.load_model(tmp_path / "model.keras")
 
 
+@pytest.mark.slow
 def test_state_of_another_shape(strategies):
     model = make_model(strategies[2])
     fit(model)

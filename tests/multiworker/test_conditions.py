@@ -120,6 +120,7 @@ def test_fit_with_a_stock_optimizer_that_accumulates(strategies, one_replica, st
         assert_equal(fit_weights(strategy), expected)
 
 
+@pytest.mark.slow
 def test_a_loss_scale_around_an_optimizer_that_accumulates(strategies):
     tf_dgc.prepare(strategies[2])
 

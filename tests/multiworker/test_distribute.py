@@ -27,9 +27,13 @@ def collectives(graph):
     ("sparsity", "expected"),
     [
         (0.999, ["CollectiveGatherV2"]),
-        (0.0, ["CollectiveReduceV2"]),
+        pytest.param(0.0, ["CollectiveReduceV2"], marks=pytest.mark.slow),
         # 75 %, the lowest sparsity, makes no step dense.
-        (tf_dgc.schedules.WarmupSparsity(4), ["CollectiveGatherV2"]),
+        pytest.param(
+            tf_dgc.schedules.WarmupSparsity(4),
+            ["CollectiveGatherV2"],
+            marks=pytest.mark.slow,
+        ),
         # One of the two runs in each step.
         (
             tf_dgc.schedules.WarmupSparsity(4, stages=[0.0]),

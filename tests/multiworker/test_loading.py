@@ -54,7 +54,8 @@ def make_trained_model(optimizer):
     ("other", "make"),
     [
         (sgd, dgc),
-        (keras.optimizers.Adam, dgc),  # of as many variables
+        # An optimizer of as many variables.
+        pytest.param(keras.optimizers.Adam, dgc, marks=pytest.mark.slow),
         (sgd, lambda: tf_dgc.CompressedOptimizer(keras.optimizers.SGD(0.1), "top_k")),
     ],
 )
@@ -258,7 +259,7 @@ def test_within_an_epoch_the_first_workers_logs_decide(tmp_path, monkeypatch):
     assert saved == [str(tmp_path / f"{loss}.keras") for loss in (3.0, 2.0)]
 
 
-@pytest.mark.parametrize("number", [1, 2])
+@pytest.mark.parametrize("number", [1, pytest.param(2, marks=pytest.mark.slow)])
 def test_a_saved_model_that_holds_an_optimizer_can_be_loaded(
     strategies, tmp_path, number
 ):

@@ -168,6 +168,7 @@ def test_two_workers(strategies, compressor):
         assert np.all(np.isfinite(trainer.weights()[0]))
 
 
+@pytest.mark.slow
 def test_trains_and_loads(tmp_path, strategies):
     rng = np.random.default_rng(0)
     x = rng.normal(size=(256, 20)).astype("float32")

@@ -109,6 +109,7 @@ def test_warning_names_the_method_that_an_adam_overrides():
 
 
 @pytest.mark.parametrize(("sparsity", "too_little"), [(0.0, 1.0), (0.9, 10**0.5)])
+@pytest.mark.slow
 def test_a_sparse_sum_has_a_norm_that_is_too_large(sparsity, too_little):
     """With `NovoGrad`, an entry sent every T steps moves T**0.5 times too little."""
     variable = keras.Variable(np.zeros((100, 100), "float32"))
@@ -124,6 +125,7 @@ def test_a_sparse_sum_has_a_norm_that_is_too_large(sparsity, too_little):
 
 
 @pytest.mark.parametrize(("sparsity", "too_little"), [(0.0, 1.0), (0.9, 10**0.5)])
+@pytest.mark.slow
 def test_a_sparse_sum_has_mean_squares_that_are_too_large(sparsity, too_little):
     """`Adafactor` divides by the root of the mean squares of rows and columns."""
     variable = keras.Variable(np.ones((100, 100), "float32"))

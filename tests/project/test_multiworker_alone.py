@@ -4,6 +4,8 @@ import pathlib
 import subprocess
 import sys
 
+import pytest
+
 import tf_dgc
 
 PACKAGE = pathlib.Path(tf_dgc.__file__).parent
@@ -25,6 +27,7 @@ print(*sorted(folders))
 """
 
 
+@pytest.mark.slow
 def test_multiworker_imports_no_compression():
     finished = subprocess.run(
         [sys.executable, "-c", IMPORT_MULTIWORKER, str(PACKAGE)],

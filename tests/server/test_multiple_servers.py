@@ -37,6 +37,7 @@ def test_more_servers_than_variables_raises(monkeypatch):
             optimizer.build([keras.Variable(np.zeros([2])) for _ in range(2)])
 
 
+@pytest.mark.slow
 def test_worker_refused_by_the_first_server_raises(monkeypatch):
     with ServerGroup(2, servers=2) as served:
         one, other = (
@@ -52,6 +53,7 @@ def test_worker_refused_by_the_first_server_raises(monkeypatch):
                 other.optimizer.join()
 
 
+@pytest.mark.slow
 def test_initial_weights_of_all_shards_are_of_one_worker(monkeypatch):
     """Also if the workers join at the same time with different weights."""
     with ServerGroup(2, servers=3) as served:

@@ -53,6 +53,7 @@ def test_second_model_trains_after_the_first(monkeypatch, servers):
         assert "refused" not in log
 
 
+@pytest.mark.slow
 def test_optimizer_of_an_ended_run_raises(monkeypatch):
     gradients = [np.ones(4, "f")]
     with ServerGroup(1) as served:
