@@ -141,7 +141,7 @@ def main(_):
             f"parameters, {first['threads']} threads"
         )
         reporting.report(group, COLUMNS, title, origin=origin)
-        winners = links.winners(group)
+        winners = links.describe_fastest(group)
         print(winners)
         texts += [f"### {title}", reporting.markdown(group, COLUMNS)]
         texts += [reporting.setting(group, origin), winners]

@@ -103,18 +103,20 @@ def measure(rate, num_workers, speed, mode):
         "pull": _PULL.value,
         "speeds": server_runs.speeds(num_workers, speed),
     }
-    with server_runs.started(settings, rate, "server_worker.py", _TIMEOUT.value) as run:
+    with server_runs.start_run(
+        settings, rate, "server_worker.py", _TIMEOUT.value
+    ) as run:
         if mode == "mirrored":
             count = max(2, int(_SECONDS.value / run.step))
-            figures = run.take(seconds=10**9, count=count)
+            figures = run.measure(seconds=10**9, count=count)
         else:
-            figures = run.take(seconds=_SECONDS.value, count=10**9)
+            figures = run.measure(seconds=_SECONDS.value, count=10**9)
     return {
         "rate": rate,
         "workers": num_workers,
         "speed": speed,
         **settings,
-        **run.about,
+        **run.warmup_figures,
         **figures,
     }
 

@@ -190,7 +190,7 @@ def _modes():
     modes = _check_choices("mode", all_modes, modes)
     modes = modes + [f"dgc {name}" for name in _algorithms()]
     if _PEERS.value:
-        if problem := peers.problem(_MODEL.value, _LOOP.value):
+        if problem := peers.unsupported_reason(_MODEL.value, _LOOP.value):
             raise app.UsageError(f"--peers {problem}")
         modes += list(peers.MODES)
     return modes

@@ -143,7 +143,7 @@ def _methods(task):
     """Return (name, make_optimizer, deviations of the SGD) of each method."""
     methods = [("dense", lambda sgd, steps: sgd, {})]
     for name in _METHODS.value or method_settings.NAMES:
-        methods.append((name, *method_settings.method(name)))
+        methods.append((name, *method_settings.create_method(name)))
     if _ABLATION.value or (_ABLATION.value is None and not _METHODS.value):
         methods += method_settings.ablation(task.clipnorm)
     return methods

@@ -69,7 +69,7 @@ MAX_FURTHER_RATES = 4
 KEYS = ["task", "optimizer", "method", "rate", "steps", "workers", "seed"]
 
 METHODS = {
-    name: method_settings.method(name)[0]
+    name: method_settings.create_method(name)[0]
     for name in ("uniform_8bit", "power_sgd", "ef_sign_sgd", "dgc")
 }
 

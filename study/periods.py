@@ -104,7 +104,7 @@ class Comparison:
     def _rate(self, method):
         if method not in presets.WITH_ADAMW:
             rate = self._task.learning_rate
-            _, settings = method_settings.method("demo")
+            _, settings = method_settings.create_method("demo")
             return rate * settings["rate"] if method == "demo" else rate
         seed = periods.SEED_OF_RATES
         return rate_search.best_rate(
@@ -151,7 +151,7 @@ class Comparison:
                 return LOCAL[method](inner, period)
             if method.startswith("dense"):
                 return inner
-            return method_settings.method(method)[0](inner, steps)
+            return method_settings.create_method(method)[0](inner, steps)
 
         return Trainer(self._task, make_optimizer, self._strategy)
 

@@ -50,7 +50,7 @@ def fastest(rows):
     ]
 
 
-def winners(rows):
+def describe_fastest(rows):
     """Return a sentence with the fastest method of each range of speeds."""
     unit = EngFormatter(unit="bit/s", places=0)
     parts = [f"`{name}` from {unit(a)} to {unit(b)}" for name, a, b in fastest(rows)]

@@ -76,7 +76,7 @@ class Method:
         if name in method_settings.NO_INNER_MOMENTUM:
             self.optimizer = keras.optimizers.SGD(0.01)
         if name not in ALONE:
-            wrap, _ = method_settings.method(name.removesuffix("_adamw"))
+            wrap, _ = method_settings.create_method(name.removesuffix("_adamw"))
             self.optimizer = wrap(self.optimizer, method_settings.NO_PHASES)
         self.optimizer.build(self.variables)
         self.sizes = [math.prod(shape) for shape in shapes]

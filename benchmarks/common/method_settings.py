@@ -63,14 +63,14 @@ def parameters(name, steps):
     return {"two_bit": {"threshold": 0.01}}.get(name, {})
 
 
-def method(name):
+def create_method(name):
     """Return a method's optimizer and the settings of its SGD, as in `INNER`.
 
     The optimizer is a function of the inner optimizer and the number of steps, with
     further arguments of the optimizer as keywords.
     """
     if name.endswith(WHEN_SENT):
-        wrap, settings = method(name.removesuffix(WHEN_SENT))
+        wrap, settings = create_method(name.removesuffix(WHEN_SENT))
         corrections = tf_dgc.Corrections(scale_before_accumulation=False)
 
         def wrap_when_sent(inner, steps, **options):

@@ -21,7 +21,7 @@ PERCEPTRONS = {
 """By name: inputs, units of both hidden layers, and classes."""
 
 
-def problem(model, loop):
+def unsupported_reason(model, loop):
     """Return why a comparison with PyTorch is impossible; None if it is possible."""
     if model not in PERCEPTRONS:
         return f"trains --model {' or '.join(PERCEPTRONS)}. Received: --model {model}"

@@ -19,7 +19,7 @@ EVERY_STEP = ("dense", "dgc", "demo")
 MODES = ["none", *EVERY_STEP, *LOCAL]
 
 
-def optimizer(name, period):
+def create_optimizer(name, period):
     """Return the optimizer of a mode: "none", or one of `EVERY_STEP` or `LOCAL`.
 
     Args:
@@ -33,4 +33,4 @@ def optimizer(name, period):
         return LOCAL[name](inner, period)
     if name in ("none", "dense"):
         return sgd
-    return method_settings.method(name)[0](sgd, method_settings.NO_PHASES)
+    return method_settings.create_method(name)[0](sgd, method_settings.NO_PHASES)

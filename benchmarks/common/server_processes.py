@@ -187,7 +187,7 @@ class Worker:
         return {"times": times, "seconds": time.perf_counter() - start}
 
 
-def optimizer(inner, settings):
+def create_optimizer(inner, settings):
     """Return a `ServerOptimizer`.
 
     Args:

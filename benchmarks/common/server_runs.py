@@ -16,7 +16,7 @@ def speeds(num_workers, slowest):
 
 
 @contextlib.contextmanager
-def started(settings, rate, script, timeout):
+def start_run(settings, rate, script, timeout):
     """Start workers, and a server if the mode has one; yield a `Run` on limited links.
 
     Args:
@@ -48,7 +48,7 @@ class Run:
 
     Attributes:
         step: seconds of a step of the slowest worker.
-        about: figures of the first steps for the row.
+        warmup_figures: figures of the first steps for the row.
     """
 
     def __init__(self, cluster, net, num_workers, warmup):
@@ -57,9 +57,11 @@ class Run:
         self._num_workers = num_workers
         self._has_server = len(net.sent_by_each()) > num_workers
         self.step = max(worker["step"] for worker in warmup)
-        self.about = {n: warmup[0][n] for n in ("onednn", "parameters", "computing")}
+        self.warmup_figures = {
+            n: warmup[0][n] for n in ("onednn", "parameters", "computing")
+        }
 
-    def take(self, **request):
+    def measure(self, **request):
         """Let all workers take steps; return their figures.
 
         Args:

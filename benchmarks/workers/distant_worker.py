@@ -39,7 +39,9 @@ class Worker:
         keras.utils.set_random_seed(0)
         with self._strategy.scope():
             self.model = models.MODELS[settings["model"]]()
-            self._optimizer = presets.optimizer(settings["mode"], settings["period"])
+            self._optimizer = presets.create_optimizer(
+                settings["mode"], settings["period"]
+            )
             self._optimizer.build(self.model.trainable_variables)
         size = models.BATCH_SIZES.get(settings["model"], peers.BATCH_SIZE)
         arrays = models.data(self.model, settings["rank"], size)

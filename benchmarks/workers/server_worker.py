@@ -23,7 +23,7 @@ def optimizer(settings):
     sgd = keras.optimizers.SGD(0.01, momentum=0.9)
     if settings["mode"] == "mirrored":
         return tf_dgc.DGCOptimizer(sgd, settings["sparsity"])
-    return server_processes.optimizer(sgd, settings)
+    return server_processes.create_optimizer(sgd, settings)
 
 
 def draw(settings, model):

@@ -154,7 +154,7 @@ def _optimizer(settings):
     if mode in {"none", "dense"}:
         return sgd
     if mode in method_settings.MODES:
-        wrap, _ = method_settings.method(method_settings.MODES[mode])
+        wrap, _ = method_settings.create_method(method_settings.MODES[mode])
         collective = algorithms.overlapped("ring", settings["overlap"] or None)
         return wrap(sgd, method_settings.NO_PHASES, collective=collective)
     _, _, algorithm = mode.partition(" ")

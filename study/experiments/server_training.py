@@ -106,12 +106,12 @@ def measure(plan, key):
         "speeds": server_runs.speeds(number, key["speed"]),
         "updates": updates_of(key),
     }
-    with server_runs.started(settings, key["rate"], _WORKER, plan.timeout) as run:
-        figures = run.take()
+    with server_runs.start_run(settings, key["rate"], _WORKER, plan.timeout) as run:
+        figures = run.measure()
         replies = run.ask(do="curve", seconds=figures["seconds"])
     (curve,) = [reply["curve"] for reply in replies if "curve" in reply]
     return {
-        **run.about,
+        **run.warmup_figures,
         **figures,
         "push": replies[0]["push"],
         "pull_bytes": replies[0]["pull_bytes"],

@@ -116,8 +116,8 @@ def _measure(key, folder, timeout):
         **{"folder": folder, "updates": key["steps"], "step_ms": 0.0},
         "speeds": server_runs.speeds(key["workers"], 1.0),
     }
-    with server_runs.started(settings, key["rate"], _WORKER, timeout) as run:
-        figures = run.take()
+    with server_runs.start_run(settings, key["rate"], _WORKER, timeout) as run:
+        figures = run.measure()
         replies = run.ask(do="curve", seconds=figures["seconds"])
     _check_same_weights(key, replies)
     curve = sorted(
@@ -125,7 +125,7 @@ def _measure(key, folder, timeout):
         key=lambda point: point[1],
     )
     return {
-        **run.about,
+        **run.warmup_figures,
         **figures,
         "step_ms": statistics.median(figures["median_ms"]),
         "copying": max(reply["copying"] for reply in replies),

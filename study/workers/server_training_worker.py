@@ -91,7 +91,7 @@ def make_optimizer(settings):
             settings["sparsity"],
             corrections=tf_dgc.Corrections(factor_masking=masking),
         )
-    return server_processes.optimizer(inner, settings)
+    return server_processes.create_optimizer(inner, settings)
 
 
 def main(settings):

@@ -47,9 +47,9 @@ def test_unsupported_peers(monkeypatch):
     monkeypatch.syspath_prepend(STEP.parent)
     from common import peers
 
-    assert "--model cnn" in peers.problem("cnn", "custom")
-    assert "--loop fit" in peers.problem("mlp", "fit")
+    assert "--model cnn" in peers.unsupported_reason("cnn", "custom")
+    assert "--loop fit" in peers.unsupported_reason("mlp", "fit")
     monkeypatch.setattr(peers.importlib.util, "find_spec", lambda name: None)
-    assert "needs PyTorch" in peers.problem("mlp", "custom")
+    assert "needs PyTorch" in peers.unsupported_reason("mlp", "custom")
     monkeypatch.setattr(peers.importlib.util, "find_spec", lambda name: name)
-    assert peers.problem("tiny", "custom") is None
+    assert peers.unsupported_reason("tiny", "custom") is None
