@@ -228,9 +228,31 @@ def wrap_trainer(
     setattr(model, results, wrap_results(getattr(model, results)))
 
 
-def wrap_train_step(model: keras.Model, wrap: Callable[[Callable], Callable]) -> None:
-    """Replace `train_step` of this model instance by the result of `wrap`."""
-    model.train_step = wrap(model.train_step)
+def wrap_steps(
+    model: keras.Model,
+    wrap_train_step: Callable[[Callable], Callable],
+    wrap_test_step: Callable[[Callable], Callable],
+) -> None:
+    """Replace `train_step` and `test_step` of this model instance by wrapped ones."""
+    model.train_step = wrap_train_step(model.train_step)
+    model.test_step = wrap_test_step(model.test_step)
+
+
+def hide_empty_shape(data: Any) -> Any:
+    """Return a batch whose number of rows is unknown while tracing, if it is 0."""
+    # Since Keras 3.16, steps are traced for the shapes of single batches, and the loss
+    # of a batch that is known to be empty is an empty vector instead of 0
+    # (`losses.loss.reduce_values`).
+
+    def hide(x: Any) -> Any:
+        if not tf.is_tensor(x) or tf.executing_eagerly() or x.shape.rank in (None, 0):
+            return x
+        if x.shape[0] != 0:
+            return x
+        shape = tf.TensorShape([None, *x.shape[1:]])
+        return tf.raw_ops.PlaceholderWithDefault(input=x, shape=shape)
+
+    return tf.nest.map_structure(hide, data)
 
 
 def first_of_inputs(data: Any) -> Any | None:

@@ -77,8 +77,8 @@ def count_examples(model: keras.Model) -> None:
     if strategy.num_replicas_in_sync == 1:
         return
     counts = _counts[model] = ExampleCounts(strategy)
-    keras_trainer.wrap_train_step(
-        model, lambda stock: _count_in_step(model, counts, stock)
+    keras_trainer.wrap_steps(
+        model, lambda stock: _count_in_step(model, counts, stock), _hide_empty_shape
     )
 
 
@@ -126,11 +126,20 @@ def _statistics(model: keras.Model) -> list[keras.Variable]:
     ]
 
 
+def _hide_empty_shape(stock: Callable) -> Callable:
+    @functools.wraps(stock)
+    def test_step(data: Any) -> Any:
+        return stock(keras_trainer.hide_empty_shape(data))
+
+    return test_step
+
+
 def _count_in_step(
     model: keras.Model, counts: ExampleCounts, stock: Callable
 ) -> Callable:
     @functools.wraps(stock)
     def train_step(data: Any) -> Any:
+        data = keras_trainer.hide_empty_shape(data)
         variables = _statistics(model)
         first = keras_trainer.first_of_inputs(data)
         if not variables or first is None:
