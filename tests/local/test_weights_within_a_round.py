@@ -284,7 +284,6 @@ def save_h5(model, path):
     keras.saving.save_model(model, path.with_suffix(".h5"))
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("save", [export_saved_model, save_h5])
 def test_other_formats_need_consensus_weights(strategies, tmp_path, save):
     model = make_model(strategies[2])
