@@ -89,15 +89,15 @@ def find_tensorflows():
     folders = [f for f in os.environ.get(_FOLDERS, "").split(os.pathsep) if f]
     if not folders:
         installed = (sysconfig.get_paths()[p] for p in ("purelib", "platlib"))
-        found = filter(None, map(_tensorflow_in, [*sys.path, *installed]))
-        return list(itertools.islice(found, 1))
-    found = [_tensorflow_in(folder, untested=True) for folder in folders]
-    if None in found:
+        tensorflows = filter(None, map(_tensorflow_in, [*sys.path, *installed]))
+        return list(itertools.islice(tensorflows, 1))
+    tensorflows = [_tensorflow_in(folder, untested=True) for folder in folders]
+    if None in tensorflows:
         raise CompileError(
             f"{_FOLDERS} must name folders with a {_tensorflow_requirement()} in each. "
-            f"There is none in {folders[found.index(None)]}"
+            f"There is none in {folders[tensorflows.index(None)]}"
         )
-    return found
+    return tensorflows
 
 
 def _tensorflow_in(folder, untested=False):

@@ -65,7 +65,7 @@ def test_sparse_loco(strategies):
     weights = initial_weights(shapes=[(80, 70)])
     steps = make_gradients(2, 6, shapes=[(80, 70)])
     trainer = Trainer(strategies[2], lambda: tf_dgc.sparse_loco(period=2), weights)
-    run = LocalRun(AdamW(4e-4, 0.004), 2, compress=largest_of_chunks, kept=0.95)
+    run = LocalRun(AdamW(4e-4, 0.004), 2, compress=largest_of_chunks, decay=0.95)
     run = run.start(weights, 2)
     for gradients in steps:
         trainer.step(gradients)

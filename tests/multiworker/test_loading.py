@@ -77,7 +77,7 @@ def test_weights_of_a_dense_run(tmp_path, other, make):
 
 
 def test_weights_that_were_saved_before_any_step(tmp_path):
-    """The whole state is kept: iterations without it would not match."""
+    """Nothing is loaded: iterations without the rest of the state would not match."""
     path = tmp_path / "m.weights.h5"
     make_model(dgc()).save_weights(path)
     model = make_trained_model(dgc())

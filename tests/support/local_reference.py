@@ -58,12 +58,12 @@ class LocalRun:
         outer: optimizer that applies the mean; None to subtract the mean.
         compress: function from a worker's delta of a tensor to the part of it that is
             sent; None to send all.
-        kept: factor of the residual before the next delta is added.
+        decay: factor of the residual before the next delta is added.
     """
 
-    def __init__(self, inner, period, outer=None, compress=None, kept=1.0):
+    def __init__(self, inner, period, outer=None, compress=None, decay=1.0):
         self.inner, self.period, self.outer = inner, period, outer or Momentum(1.0)
-        self.compress, self.decay = compress or (lambda values: values), kept
+        self.compress, self.decay = compress or (lambda values: values), decay
 
     def start(self, weights, num_workers):
         run = copy.deepcopy(self)

@@ -33,6 +33,7 @@ class Loop:
         name: str,
         callbacks: keras.callbacks.CallbackList | None = None,
         epochs: int = 1,
+        sets_steps: bool = False,
     ):
         self.model = model
         self.name = name
@@ -41,7 +42,7 @@ class Loop:
         self.is_validation = False
         self.last_callback: keras.callbacks.Callback | None = None
         self._epochs = epochs
-        self._counts_steps = False
+        self._sets_steps = sets_steps  # the parameter of the callbacks
         self._epoch_iterator: Callable[[], Any] = lambda: None
 
     def begin(self, epoch_iterator: Any) -> None:
@@ -50,7 +51,7 @@ class Loop:
         self._epoch_iterator = weakref.ref(epoch_iterator)
         cached = getattr(self.model, "_eval_epoch_iterator", None)
         self.is_validation = self.name == "evaluate" and cached is epoch_iterator
-        if self.callbacks is not None and self._counts_steps:
+        if self.callbacks is not None and self._sets_steps:
             params = {**self.callbacks.params, "steps": epoch_iterator.num_batches}
             self.callbacks.set_params(params)
 
@@ -182,9 +183,7 @@ def _fit_loop(model: keras.Model, arguments: dict[str, Any]) -> Loop:
             model=model,
         )
         arguments["callbacks"] = callbacks
-    loop = Loop(model, "fit", callbacks, epochs)
-    loop._counts_steps = not is_list
-    return loop
+    return Loop(model, "fit", callbacks, epochs, sets_steps=not is_list)
 
 
 def is_batch_count(value: Any) -> bool:

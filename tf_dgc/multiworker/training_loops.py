@@ -81,7 +81,8 @@ class StrategyLoops:
         The means over axis 0 are those of a step's logs. TensorFlow rejects them for
         scalars, such as metrics, which here are averaged over replicas.
         """
-        if self.running and axis == 0:
+        is_mean = reduce_op in ("MEAN", tf.distribute.ReduceOp.MEAN)
+        if self.running and is_mean and axis == 0:
             return self.running.reduce_logs(value)
         if self.running and axis is None and keras_trainer.is_batch_count(value):
             return self.running.replicas_with_values(value)
