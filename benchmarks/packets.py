@@ -2,9 +2,10 @@
 
     python benchmarks/packets.py --json packets.json
 
-Two workers, one after the other in the same processes: a custom loop, and `fit` with a
-finite and an infinite data set and 1 and 10 steps per execution. They have a loopback
-interface of their own (root is needed for that), whose packets the kernel counts.
+Two workers, one after the other in the same processes: a custom loop with an infinite
+and a finite data set, and `fit` with both and 1 and 10 steps per execution. They have a
+loopback interface of their own (root is needed for that), whose packets the kernel
+counts.
 """
 
 import json
@@ -42,8 +43,8 @@ def main(_):
         row["ratio_to_custom"] = row["packets_per_step"] / custom
         print(
             row["loop"],
-            row.get("dataset", ""),
-            row.get("steps_per_execution", ""),
+            row["dataset"],
+            row["steps_per_execution"],
             f"{row['packets_per_step']:.2f} packets per step,",
             f"{row['ratio_to_custom']:.3f} of the custom loop's",
         )

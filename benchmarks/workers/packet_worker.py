@@ -65,10 +65,10 @@ def count_in_fit(is_infinite, steps_per_execution):
     return (counter.counts[WARMUP + STEPS] - counter.counts[WARMUP]) / STEPS
 
 
-def count_in_custom_loop():
+def count_in_custom_loop(is_infinite):
     """Return packets per step of all workers in a loop over `strategy.run`."""
     model = create_model()
-    dataset = STRATEGY.experimental_distribute_dataset(create_dataset(True))
+    dataset = STRATEGY.experimental_distribute_dataset(create_dataset(is_infinite))
 
     def step(batch):
         x, y = batch
@@ -90,17 +90,23 @@ def count_in_custom_loop():
 def main():
     """Count in each loop, and print the rows."""
     is_first = STRATEGY.cluster_resolver.task_id == 0
-    rows = [{"loop": "custom", "packets_per_step": count_in_custom_loop()}]
+    rows = []
+
+    def add(loop, is_infinite, steps_per_execution, packets):
+        rows.append(
+            {
+                "loop": loop,
+                "dataset": "infinite" if is_infinite else "finite",
+                "steps_per_execution": steps_per_execution,
+                "packets_per_step": packets,
+            }
+        )
+
+    for is_infinite in (True, False):
+        add("custom", is_infinite, 1, count_in_custom_loop(is_infinite))
     for is_infinite in (False, True):
-        for steps_per_execution in (1, 10):
-            rows.append(
-                {
-                    "loop": "fit",
-                    "dataset": "infinite" if is_infinite else "finite",
-                    "steps_per_execution": steps_per_execution,
-                    "packets_per_step": count_in_fit(is_infinite, steps_per_execution),
-                }
-            )
+        for steps in (1, 10):
+            add("fit", is_infinite, steps, count_in_fit(is_infinite, steps))
     if is_first:
         print("ROWS " + json.dumps(rows), flush=True)
 

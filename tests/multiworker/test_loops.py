@@ -399,7 +399,9 @@ def test_statistics_of_other_layers_if_a_share_is_empty(strategies):
     before = table.table.numpy()
     x, y = examples(5)
     model.fit(x, y, batch_size=4, shuffle=False, verbose=0)
-    model.fit(x[:3], y[:3], shuffle=False, verbose=0)  # the replicas have different weights
+    model.fit(
+        x[:3], y[:3], shuffle=False, verbose=0
+    )  # the replicas have different weights
     shares = shares_of(x, 4, 2)
     start = moving_statistics([[x[:4], x[4:]]])
     expected = moving_statistics([[x[:3]]], start)

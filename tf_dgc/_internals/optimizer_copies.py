@@ -346,6 +346,8 @@ def _find_name_references(
 
 def _global_names(code: types.CodeType) -> set[str]:
     """Return the global names that code, and code within it, reads."""
+    # Only for an error: a function that names the original optimizer would go on using
+    # that one, and Python has no other way to tell which names a nested function reads.
     nested = (c for c in code.co_consts if isinstance(c, types.CodeType))
     return set(code.co_names).union(*map(_global_names, nested))
 

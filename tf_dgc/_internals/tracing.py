@@ -19,6 +19,8 @@ def num_functions() -> int:
 
 def is_tracing(frame: FrameType | None) -> bool:
     """Whether a stack is tracing a `tf.function`."""
+    # Only for a time limit: tracing in one thread cannot be noticed from another one
+    # otherwise, and takes longer than a step.
     return any(f.f_code.co_filename == _TRACING for f, _ in traceback.walk_stack(frame))
 
 
