@@ -323,7 +323,11 @@ def variable_index(optimizer: keras.optimizers.Optimizer, variable: Any) -> int:
 
 
 def uses_weight_decay(optimizer: keras.optimizers.Optimizer, variable: Any) -> bool:
-    """Whether weight decay applies to the variable."""
+    """Whether weight decay applies to the variable; the optimizer may be unbuilt."""
+    # Since Keras 3.16, `_use_weight_decay` needs a built optimizer, and this does not.
+    is_excluded = getattr(optimizer, "_is_excluded_from_weight_decay", None)
+    if is_excluded is not None:
+        return not is_excluded(variable)
     return optimizer._use_weight_decay(variable)
 
 
