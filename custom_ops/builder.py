@@ -105,7 +105,10 @@ def _tensorflow_in(folder, untested=False):
     supported = _tensorflow_requirement().specifier
     if untested:
         supported = SpecifierSet(",".join(str(s) for s in supported if ">" in str(s)))
-    for found in metadata.distributions(name="tensorflow", path=[folder]):
+    names = ("tensorflow", "tensorflow-cpu")
+    for found in itertools.chain.from_iterable(
+        metadata.distributions(name=name, path=[folder]) for name in names
+    ):
         directory = pathlib.Path(folder) / "tensorflow"
         is_supported = supported.contains(found.version, prereleases=untested)
         if is_supported and (directory / "include").is_dir():
@@ -131,7 +134,8 @@ def tensorflow_flags(directory):
 def sources(cuda):
     """Return the files that include no header of TensorFlow, the slowest first."""
     patterns = ["cuda*/*.cu"] if cuda else []
-    return _files([*patterns, "methods/*.cc", "cpu/*.cc", "engine/*.cc"])
+    more = cuda.sources() if cuda else []
+    return [*_files([*patterns, "methods/*.cc", "cpu/*.cc", "engine/*.cc"]), *more]
 
 
 def tensorflow_sources(cuda, work):

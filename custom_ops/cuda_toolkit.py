@@ -4,8 +4,12 @@ The environment variable TF_DGC_CUDA decides: unset, the kernels are built if th
 nvcc; 1, building them must succeed; 0, they are not built. TF_DGC_CUDA_ARCHITECTURES
 names the architectures, "80 90" by default; of the last one there is also PTX, which
 newer GPUs compile when the library is loaded.
+
+TF_DGC_TEST_DEVICE names the library of `test_device/`. Then the C++ compiler compiles
+the kernels, for that device.
 """
 
+import hashlib
 import itertools
 import os
 import pathlib
@@ -14,6 +18,7 @@ import shutil
 import subprocess
 
 _DEFAULT_ARCHITECTURES = "80 90"
+_SOURCE = pathlib.Path(__file__).resolve().parent
 
 
 class Toolkit:
@@ -51,6 +56,10 @@ class Toolkit:
         includes = [f"-I{source.parents[1] / folder}" for folder in folders]
         return [self.nvcc, *flags, *codes, *host, *includes, "-c", source, "-o", target]
 
+    def sources(self):
+        """Return further files to compile."""
+        return []
+
     def includes(self):
         """Return compiler flags for the CUDA headers."""
         directory = self._root / "include"
@@ -77,6 +86,58 @@ class Toolkit:
         return f"{version.group(1) if version else 'unknown'} ({', '.join(names)})"
 
 
+class TestDevice:
+    """The test device, with the interface of `Toolkit`.
+
+    Args:
+        library: path of its library.
+    """
+
+    def __init__(self, library):
+        self._library = pathlib.Path(library).resolve()
+
+    def compile_command(self, host_command, source, target):
+        """Return the command that compiles one .cu file into an object file."""
+        flags = ["-std=c++17", "-O2", "-fPIC", "-fvisibility=hidden"]
+        # The same bits as the CPU operations (`builder.FLAGS`).
+        flags += ["-ffp-contract=off", "-fno-math-errno", "-fno-trapping-math"]
+        folders = ("cpu", "cuda", "cuda_engine", "engine", "methods", "tests")
+        includes = [f"-I{_SOURCE / folder}" for folder in folders]
+        return [
+            *host_command,
+            *flags,
+            *includes,
+            "-x",
+            "c++",
+            "-c",
+            source,
+            "-o",
+            target,
+        ]
+
+    def sources(self):
+        """Return further files to compile."""
+        return [_SOURCE / "test_device" / "boundary.cc"]
+
+    def includes(self):
+        """Return compiler flags for its CUDA headers."""
+        return [f"-I{_SOURCE / 'test_device'}"]
+
+    def libraries(self):
+        """Return linker flags."""
+        wrapped = ("compress", "decode", "encode", "sum")
+        wraps = [f"-Wl,--wrap=tf_dgc_cuda_{name}" for name in wrapped]
+        return [*wraps, str(self._library), f"-Wl,-rpath,{self._library.parent}"]
+
+    def describe(self):
+        """Return what the stamp says of it."""
+        digest = hashlib.sha256()
+        for folder in ("test_device", "tests"):
+            for path in sorted((_SOURCE / folder).iterdir()):
+                digest.update(path.read_bytes())
+        return f"none: test device {digest.hexdigest()[:12]}"
+
+
 def find():
     """Return the toolkit to build with, or None.
 
@@ -86,6 +147,8 @@ def find():
     """
     if wish() == "0":
         return None
+    if os.environ.get("TF_DGC_TEST_DEVICE"):
+        return TestDevice(os.environ["TF_DGC_TEST_DEVICE"])
     architectures = re.split(
         r"[\s,;]+",
         os.environ.get("TF_DGC_CUDA_ARCHITECTURES", _DEFAULT_ARCHITECTURES).strip(),

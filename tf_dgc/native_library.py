@@ -52,17 +52,29 @@ class NativeLibrary(NamedTuple):
 
     @property
     def cuda_problem(self) -> str:
-        """Why the opt-in CUDA kernels (docs/gpu.md) are not used; empty if they are."""
+        """Why the CUDA kernels cannot be used, as far as known without a step."""
+        if cuda_setting() == "0":
+            return f"{_CUDA_VARIABLE}=0 disables them"
         if not self.cuda:
             return "they were not built"
-        if os.environ.get(_CUDA_VARIABLE) != "1":
-            return f"{_CUDA_VARIABLE}=1 is not set"
         return _call("tf_dgc_cuda_problem")
 
     @property
     def cuda_methods(self) -> list[str]:
         """Names of the engine's methods that have CUDA kernels."""
         return _call("tf_dgc_cuda_engine_methods").splitlines() if self.cuda else []
+
+
+def cuda_setting() -> str:
+    """Return the value of `TF_DGC_CUDA`: 1, 0 or empty."""
+    setting = os.environ.get(_CUDA_VARIABLE, "")
+    if setting not in ("", "0", "1"):
+        raise ValueError(
+            f"{_CUDA_VARIABLE} must be 1 (the CUDA kernels are required on GPUs), 0 "
+            "(they are not used) or unset (they are if possible). Received: "
+            f"{_CUDA_VARIABLE}={setting}"
+        )
+    return setting
 
 
 @functools.cache

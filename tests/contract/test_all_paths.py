@@ -283,7 +283,9 @@ def traced_as(path, apart):
     with (
         mock.patch.object(native, "is_available", is_available_on_path),
         mock.patch.object(
-            native, "rules_available", lambda variables: path == "native"
+            native,
+            "rules_available",
+            lambda variables: path == "native" and not native.is_on_gpu(variables),
         ),
         mock.patch.object(implementations, "IMPLEMENTATIONS", step_implementations),
         mock.patch.object(base, "_WORTH_A_COLLECTIVE", threshold),

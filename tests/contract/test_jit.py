@@ -1,5 +1,7 @@
 """`jit_compile=True` without a strategy gives equal results, or raises an error."""
 
+import contextlib
+
 import keras
 import numpy as np
 import pytest
@@ -7,7 +9,8 @@ import tensorflow as tf
 from selection import in_turn, rows
 
 import tf_dgc
-from tf_dgc import compressors, schedules
+from tf_dgc import compressors, native_library, schedules
+from tf_dgc.steps import native
 
 pytestmark = pytest.mark.filterwarnings("ignore:XLA compiles this step")
 SHAPE = (12, 10)
@@ -156,3 +159,26 @@ def check_drawn(optimizer):
         np.testing.assert_allclose(total, sum(gradients), rtol=1e-4, atol=1e-4)
     else:
         assert np.corrcoef(total.ravel(), sum(gradients).ravel())[0, 1] > 0.3
+
+
+@pytest.mark.filterwarnings("default:XLA compiles this step")
+def test_script_on_a_gpu_without_a_strategy(monkeypatch):
+    """Keras compiles steps by XLA if there is a GPU; the script trains unchanged."""
+    gpu = tf.config.PhysicalDevice("/physical_device:GPU:0", "GPU")
+    devices = [*tf.config.list_physical_devices(), gpu]
+    monkeypatch.setattr(tf.config, "list_physical_devices", lambda *_: devices)
+    native.warn_of_xla.cache_clear()
+    model = keras.Sequential([keras.Input((8,)), keras.layers.Dense(1)])
+    model.compile(tf_dgc.DGCOptimizer(keras.optimizers.SGD(0.1, 0.9)), "mse")
+    assert model.jit_compile
+    x = np.random.default_rng(0).normal(size=(64, 8)).astype("float32")
+    expected = (
+        pytest.warns(RuntimeWarning, match="XLA compiles this step")
+        if native_library.load_library().library is not None
+        else contextlib.nullcontext()
+    )
+    with expected as caught:
+        losses = model.fit(x, x[:, :1], epochs=3, verbose=0).history["loss"]
+    assert losses[-1] < losses[0]
+    if caught is not None:
+        assert sum("XLA compiles" in str(w.message) for w in caught) == 1

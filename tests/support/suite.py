@@ -25,6 +25,12 @@ def pytest_addoption(parser):
         "take all steps and examples (most tests take a few by default); and leave "
         "out tests that neither changes, unless they are `slow` or `exhaustive`",
     )
+    parser.addoption(
+        "--on-gpu",
+        action="store_true",
+        help="use GPUs, or the test device (.ci/test-device); every replica has one, "
+        "or a share of the first",
+    )
 
 
 def pytest_configure(config):
@@ -32,9 +38,13 @@ def pytest_configure(config):
         return  # this process runs no test itself
     # tests/gpu alone needs no TensorFlow but a GPU. All other tests use CPUs.
     if not all(_is_gpu_test(a, config.invocation_params.dir) for a in config.args):
-        _prepare_tensorflow()
+        if config.getoption("--on-gpu"):
+            _prepare_gpus()
+        else:
+            os.environ["CUDA_VISIBLE_DEVICES"] = "-1"
+            _prepare_tensorflow()
         _prepare_hypothesis()
-    if config.getoption("--traced"):
+    if config.getoption("--traced") or config.getoption("--on-gpu"):
         from harness import Trainer
 
         Trainer.always_traced = True
@@ -108,8 +118,24 @@ def _prepare_hypothesis():
     settings.load_profile("tests")
 
 
+def _prepare_gpus():
+    """Make a GPU for each replica, of the test device or of the first GPU."""
+    os.environ["TF_DGC_TEST_DEVICES"] = str(MAX_WORKERS)
+    _prepare_tensorflow()
+    import tensorflow as tf
+
+    gpus = tf.config.list_physical_devices("GPU")
+    if not gpus:
+        raise pytest.UsageError(
+            "--on-gpu needs a GPU or the test device; there is none."
+        )
+    if len(gpus) < MAX_WORKERS:
+        logical = tf.config.LogicalDeviceConfiguration(memory_limit=4096)
+        tf.config.set_visible_devices(gpus[0], "GPU")
+        tf.config.set_logical_device_configuration(gpus[0], [logical] * MAX_WORKERS)
+
+
 def _prepare_tensorflow():
-    os.environ["CUDA_VISIBLE_DEVICES"] = "-1"
     os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
     os.environ.pop("TF_CONFIG", None)
     sys.modules["sklearn"] = None  # Keras would load it, which takes 1 s and more
@@ -179,4 +205,5 @@ def _mirrored(num_workers):
         # different sizes need different keys.
         _collective_key_base = 1000 * num_workers
 
-    return Strategy([f"CPU:{i}" for i in range(num_workers)])
+    kind = "GPU" if tf.config.list_logical_devices("GPU") else "CPU"
+    return Strategy([f"{kind}:{i}" for i in range(num_workers)])

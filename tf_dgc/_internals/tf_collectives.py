@@ -48,7 +48,16 @@ def launch_all_gather(launcher: Any, tensor: tf.Tensor) -> tf.Tensor:
 
 def launch_all_reduce(launcher: Any, tensor: tf.Tensor) -> tf.Tensor:
     """Launch one `CollectiveReduceV2` that sums."""
+    wider = _SUMMED_ON_GPUS.get(tensor.dtype)
+    if wider is not None and "GPU" in launcher._device.upper():
+        total = launcher.all_reduce(tf.cast(tensor, wider))
+        return tf.cast(total, tensor.dtype)
     return launcher.all_reduce(tensor)
+
+
+# On GPUs, TensorFlow sums neither int32 nor bfloat16
+# (`BaseCollectiveExecutor::CreateCollective`).
+_SUMMED_ON_GPUS = {tf.int32: tf.int64, tf.bfloat16: tf.float32}
 
 
 def abort_message(collective_ops: Any, seconds: float) -> str:

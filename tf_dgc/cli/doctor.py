@@ -14,6 +14,7 @@ import tf_dgc
 from tf_dgc import native_library
 from tf_dgc._internals import tracing
 from tf_dgc.multiworker.launch import onednn
+from tf_dgc.steps import gpu_check
 
 
 def main() -> int:
@@ -53,7 +54,7 @@ def report(state: native_library.NativeLibrary) -> list[tuple[str, str]]:
             ("  built by", state.stamp.get("compiler", "unknown")),
         ]
     if is_native:
-        problem = state.cuda_problem
+        problem = state.cuda_problem or gpu_check.find_problem()
         usable = f"not used: {problem}" if problem else "yes"
         rows += [
             ("  vector level", state.vector_level),

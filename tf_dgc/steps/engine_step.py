@@ -21,7 +21,7 @@ from tf_dgc.collectives.requests import AllGather, AllReduce, Reply, Request
 from tf_dgc.compressors.base import Compressor, NativeMethod
 from tf_dgc.compressors.common.one_round import MethodStates, RoundsResult, TwoRounds
 from tf_dgc.conditions import add_counts
-from tf_dgc.steps import native
+from tf_dgc.steps import gpu_check, native
 from tf_dgc.steps.accumulation import divide, flatten, flatten_dense, gradient_values
 from tf_dgc.steps.base import Step, StepInputs, StepOutcome, UpdateRule
 
@@ -82,12 +82,11 @@ def gpu_requested() -> bool:
 
 def gpu_supports(inputs: StepInputs, methods: Sequence[NativeMethod]) -> bool:
     """Return whether all methods have CUDA kernels and the state is on a GPU."""
-    library = native_library.load_library()
-    if library.cuda_problem:
+    if not gpu_check.uses_kernels():
         return False
     state = inputs.worker_state
     variables = [*state.velocity, *state.residual, *state.second_moment]
-    kernels = library.cuda_methods
+    kernels = native_library.load_library().cuda_methods
     return all(m.name in kernels for m in methods) and all(
         native.is_on_gpu([v]) for v in variables
     )
@@ -201,7 +200,8 @@ class EngineCall:
         """Update this worker's state in a round, and encode its requests."""
         inputs, worker_state = self._inputs, self._inputs.worker_state
         states = self._state_handles([m.states for m in self._methods])
-        finite, entries, words, notes, vectors = native.ops().tf_dgc_encode(
+        finite, entries, words, notes, vectors = native.call(
+            "tf_dgc_encode",
             gradients=self._gradients,
             velocity=[native.resource_handle(v) for v in worker_state.velocity],
             residual=[native.resource_handle(v) for v in worker_state.residual],
@@ -258,8 +258,8 @@ class EngineCall:
     def decode(self, replies: list[list[Reply]]) -> tuple[list[tf.Tensor], tf.Tensor]:
         """Return the sum of each tensor, and the number of non-finite gradients."""
         operands = self._decode_operands(replies)
-        nonfinite, finite, norms, sums = native.ops().tf_dgc_decode(
-            num_tensors=len(self._inputs.tensors), **operands
+        nonfinite, finite, norms, sums = native.call(
+            "tf_dgc_decode", num_tensors=len(self._inputs.tensors), **operands
         )
         if not operands["shared"]:
             tracing.leave_unordered(nonfinite)

@@ -18,7 +18,7 @@ from tf_dgc.codecs import buffer
 from tf_dgc.codecs.bits import to_words
 from tf_dgc.compressors.common.one_round import from_words
 from tf_dgc.conditions import smart_cond
-from tf_dgc.steps import tensorflow_ops
+from tf_dgc.steps import gpu_check, tensorflow_ops
 from tf_dgc.steps.accumulation import Gradient, divide, flatten, gradient_values
 from tf_dgc.steps.base import LocalStep, StepPlan, UpdateRule
 from tf_dgc.steps.preconditioning import Divisor
@@ -36,7 +36,7 @@ def is_available(variables: Sequence[keras.Variable]) -> bool:
     return (
         all(is_on_gpu([v]) for v in variables)
         and all(v.dtype != "float64" for v in variables)
-        and not native_library.load_library().cuda_problem
+        and gpu_check.uses_kernels()
     )
 
 
@@ -91,7 +91,8 @@ def decode_and_sum(plan: StepPlan, vector: tf.Tensor, buffers: tf.Tensor) -> _De
     """Decode the reply of the exchange; see `tensorflow_ops.decode_and_sum`."""
 
     def decode_sparse() -> _Decoded:
-        nonfinite, sums = ops().tf_dgc_sum(
+        nonfinite, sums = call(
+            "tf_dgc_sum",
             buffers=buffers,
             sizes=[t.size for t in plan.layout],
             **_buffer_operands(plan),
@@ -150,7 +151,8 @@ def _encode(step: LocalStep) -> tf.Tensor:
             for g, t in zip(gradients, step.plan.layout, strict=True)
         ]
     values = [gradient_values(g) for g in gradients]
-    words = ops().tf_dgc_compress(
+    words = call(
+        "tf_dgc_compress",
         gradients=values,
         velocity=[resource_handle(v) for v in step.velocity or []],
         residual=[resource_handle(v) for v in step.residual or []],
@@ -267,7 +269,8 @@ def _apply_sgd_uncompressed(
 def _apply_sgd_sparse(
     plan: StepPlan, buffers: tf.Tensor, rule: UpdateRule
 ) -> tf.Tensor:
-    return ops().tf_dgc_descend(
+    return call(
+        "tf_dgc_descend",
         variables=[resource_handle(v) for v in rule.variables],
         rate=_sgd_rate(rule),
         buffers=buffers,
@@ -285,6 +288,21 @@ def _sgd_rate(rule: UpdateRule) -> tf.Tensor:
 def ops() -> Any:
     """Return the module of the native operations, one function each."""
     return native_library.load_library().library
+
+
+def call(name: str, **operands: Any) -> Any:
+    """Call a native operation that reads or writes words."""
+    operation = getattr(ops(), name)
+    # On a GPU, TensorFlow takes int32 tensors between eager operations for host memory,
+    # and the words are in the GPU's. Within a function it knows, and copies.
+    if tf.executing_eagerly() and tf.config.get_visible_devices("GPU"):
+        operation = _traced(operation)
+    return operation(**operands)
+
+
+@functools.cache
+def _traced(operation: Callable[..., Any]) -> Callable[..., Any]:
+    return tf.function(operation)
 
 
 def resource_handle(variable: keras.Variable) -> tf.Tensor:

@@ -1,0 +1,139 @@
+"""Whether this process uses the CUDA kernels.
+
+Before they are first used, every GPU takes one small step with them. Their results must
+be those of the CPU operations, bit for bit.
+"""
+
+import functools
+import threading
+import warnings
+from typing import Any
+
+import numpy as np
+import tensorflow as tf
+
+from tf_dgc import native_library
+from tf_dgc._internals import tf_collectives
+
+_SIZES = [4500, 70]  # more than one tile of the kernels, and a part of one
+_COUNTS = [45, 70]  # the second tensor is sent whole
+_FINGERPRINT = 1
+_lock = threading.Lock()
+
+
+def uses_kernels() -> bool:
+    """Return whether steps on GPUs use the CUDA kernels.
+
+    Raises:
+        RuntimeError: if `TF_DGC_CUDA=1` requires them and they cannot be used.
+    """
+    problem = find_problem()
+    if not problem:
+        return True
+    library = native_library.load_library()
+    if native_library.cuda_setting() == "1":
+        raise RuntimeError(
+            "TF_DGC_CUDA=1 requires the CUDA kernels of tf_dgc, and they cannot be "
+            f"used: {problem}. Without TF_DGC_CUDA=1, TensorFlow operations take the "
+            "steps."
+        )
+    if library.cuda and native_library.cuda_setting() != "0":
+        _warn(problem)
+    return False
+
+
+@functools.cache
+def _warn(problem: str) -> None:
+    warnings.warn(
+        f"tf_dgc does not use its CUDA kernels: {problem}. TensorFlow operations take "
+        "the steps on GPUs, with the same results, and take longer. `tf-dgc doctor` "
+        "repeats the check; TF_DGC_CUDA=0 disables the kernels and this warning.",
+        RuntimeWarning,
+        stacklevel=2,
+    )
+
+
+def find_problem() -> str:
+    """Return why the CUDA kernels are not used on this process's GPUs, or ""."""
+    with _lock, tf.init_scope():
+        return _find_problem()
+
+
+@functools.cache
+def _find_problem() -> str:
+    library = native_library.load_library()
+    if library.cuda_problem:
+        return library.cuda_problem
+    num_gpus = len(tf.config.get_visible_devices("GPU"))  # of this worker
+    if not num_gpus:
+        return "TensorFlow has no GPU"
+    expected = _take_step(library.library, "CPU:0")
+    for gpu in range(num_gpus):
+        problem = _compare(library.library, f"GPU:{gpu}", expected)
+        if problem:
+            return f"on GPU:{gpu}, {problem}"
+    return ""
+
+
+def _compare(operations: Any, device: str, expected: dict[str, np.ndarray]) -> str:
+    try:
+        result = _take_step(operations, device)
+    except tf.errors.OpError as error:
+        text = " ".join(error.message.split())
+        return f"a first step failed: {text[max(text.find('CUDA'), 0) :][:200]}"
+    for name, value in expected.items():
+        if value.tobytes() != result[name].tobytes():
+            differ = np.count_nonzero(value != result[name])
+            return (
+                f"the {name} of a first step differ from the CPU's, in {differ} of "
+                f"{value.size} numbers"
+            )
+    return ""
+
+
+def _take_step(operations: Any, device: str) -> dict[str, np.ndarray]:
+    """Return what a top-k step on a device sends, keeps and sums."""
+    random = np.random.default_rng(1)
+    gradients = [random.normal(size=n).astype(np.float32) for n in _SIZES]
+    velocity, residual = (
+        [
+            tf_collectives.local_variable(random.normal(size=n), tf.float32, device)
+            for n in _SIZES
+        ]
+        for _ in range(2)
+    )
+
+    def step() -> tuple[tf.Tensor, list[tf.Tensor]]:
+        layout = {"value_types": ["float32", "exempt"], "fingerprint": _FINGERPRINT}
+        with tf.device(device):
+            words = operations.tf_dgc_compress(
+                gradients=[tf.constant(g) for g in gradients],
+                velocity=[v.handle for v in velocity],
+                residual=[v.handle for v in residual],
+                momentum=tf.constant(0.9, tf.float64),
+                scales=tf.constant([0.5, 2.0], tf.float64),
+                counts=tf.constant(_COUNTS),
+                offsets=tf.constant([7, 0]),
+                nesterov=True,
+                factor_masking=True,
+                largest_exponents=[1024, 1024],
+                rows=[],
+                sparse=[],
+                moments=[],
+                divided=[],
+                divisors=tf.zeros([0, 5], tf.float64),
+                **layout,
+            )
+            _, sums = operations.tf_dgc_sum(
+                buffers=tf.stack([words, words]),
+                counts=tf.constant(_COUNTS),
+                T=[tf.float32] * len(_SIZES),
+                sizes=_SIZES,
+                **layout,
+            )
+        return words, sums
+
+    words, sums = tf.function(step).get_concrete_function()()
+    state = {"velocity": velocity, "residual": residual, "sums": sums}
+    results = {k: np.concatenate([v.numpy() for v in vs]) for k, vs in state.items()}
+    return {"words": words.numpy(), **results}
