@@ -3,6 +3,7 @@
 #include <sys/mman.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <cstdio>
 #include <cstdlib>
 #include <cstring>
@@ -23,13 +24,15 @@ class Memory {
 
   void* Allocate(size_t bytes) {
     const std::lock_guard<std::mutex> lock(mutex_);
-    bytes = (bytes + kAlignment - 1) / kAlignment * kAlignment;
+    if (limit_ > 0 && bytes > limit_) return nullptr;
+    const size_t asked = bytes;
+    bytes = Rounded(bytes);
     for (auto gap = gaps_.begin(); gap != gaps_.end(); ++gap) {
       const auto [start, size] = *gap;
       if (size < bytes) continue;
       gaps_.erase(gap);
       if (size > bytes) gaps_[start + bytes] = size - bytes;
-      used_[start] = bytes;
+      used_[start] = asked;
       std::memset(open_ + start, 0xa5, bytes);
       return closed_ + start;
     }
@@ -40,7 +43,8 @@ class Memory {
     const std::lock_guard<std::mutex> lock(mutex_);
     const auto found = used_.find(static_cast<char*>(address) - closed_);
     if (found == used_.end()) Stop("Free", address, 0);
-    auto [start, size] = *found;
+    const size_t start = found->first;
+    size_t size = Rounded(found->second);
     used_.erase(found);
     std::memset(open_ + start, 0x5a, size);
     auto next = gaps_.lower_bound(start);
@@ -56,6 +60,11 @@ class Memory {
       }
     }
     gaps_[start] = size;
+  }
+
+  void Limit(size_t bytes) {
+    const std::lock_guard<std::mutex> lock(mutex_);
+    limit_ = bytes;
   }
 
   bool Has(const void* address) const {
@@ -85,6 +94,10 @@ class Memory {
     gaps_[0] = kCapacity;
   }
 
+  static size_t Rounded(size_t bytes) {
+    return std::max((bytes + kAlignment - 1) / kAlignment, size_t{1}) * kAlignment;
+  }
+
   static char* Map(int file, int protection) {
     void* view = mmap(nullptr, kCapacity, protection, MAP_SHARED | MAP_NORESERVE, file, 0);
     if (view == MAP_FAILED) Stop("mmap", nullptr, kCapacity);
@@ -99,14 +112,16 @@ class Memory {
 
   char* closed_;
   char* open_;
+  size_t limit_ = 0;
   std::mutex mutex_;
-  std::map<size_t, size_t> gaps_, used_;  // sizes by offset
+  std::map<size_t, size_t> gaps_, used_;  // sizes by offset; of used ones as asked for
 };
 
 }  // namespace
 
 void* tf_dgc_test_device_allocate(size_t bytes) { return Memory::Get().Allocate(bytes); }
 void tf_dgc_test_device_free(void* address) { Memory::Get().Free(address); }
+void tf_dgc_test_device_limit(size_t bytes) { Memory::Get().Limit(bytes); }
 bool tf_dgc_test_device_has(const void* address) { return Memory::Get().Has(address); }
 void* tf_dgc_test_device_open(const void* address, size_t bytes, const char* what) {
   return Memory::Get().Open(address, bytes, what);

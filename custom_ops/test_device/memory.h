@@ -15,6 +15,9 @@ extern "C" {
 void* tf_dgc_test_device_allocate(size_t bytes);
 void tf_dgc_test_device_free(void* address);
 
+// Lets all allocations of more bytes fail; 0 takes that back.
+void tf_dgc_test_device_limit(size_t bytes);
+
 // Whether an address is one of the device.
 bool tf_dgc_test_device_has(const void* address);
 

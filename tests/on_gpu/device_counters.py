@@ -41,3 +41,7 @@ class DeviceCounters:
     def fail(self, text):
         """Let the next call of a kernel fail with this text."""
         self._function("fail")(text.encode())
+
+    def limit(self, num_bytes):
+        """Let all allocations of more bytes fail; 0 takes that back."""
+        self._function("limit")(ctypes.c_size_t(num_bytes))

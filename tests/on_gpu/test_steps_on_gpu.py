@@ -117,6 +117,31 @@ def test_a_failing_kernel_ends_the_step(strategies, traced):
         trainer.step(second)
 
 
+@needs_test_device
+def test_no_memory_for_the_workspace(strategies):
+    """The step ends with an error, and has changed nothing."""
+    shapes = [(8, 8), (8,)]
+    trainer = Trainer(
+        strategies[1],
+        OPTIMIZERS["dgc"],
+        initial_weights("float32", shapes),
+        traced=True,
+    )
+    first, second = make_gradients(1, 2, "float32", shapes)
+    trainer.step(first)
+    before = trainer.state()
+    inputs = trainer.per_replica(second)
+    DeviceCounters().limit(1024)  # more than a gradient, less than the workspace
+    try:
+        with pytest.raises(tf.errors.ResourceExhaustedError):
+            trainer._run(inputs)
+    finally:
+        DeviceCounters().limit(0)
+    for path, copies in trainer.state().items():
+        if "iteration" not in path:
+            np.testing.assert_array_equal(copies, before[path], path)
+
+
 @pytest.mark.parametrize("name", HOST_MEMORY)
 def test_memory_of_every_input_and_output(name):
     native_library.load_library()
@@ -180,6 +205,20 @@ def test_kernels_with_other_results_are_not_used(unchecked, name):
 
     unchecked.setattr(gpu_check, "_take_step", take_other_step)
     with pytest.warns(RuntimeWarning, match=f"the {name} of a first step differ"):
+        assert not gpu_check.uses_kernels()
+
+
+def test_one_of_two_gpus_has_other_results(unchecked):
+    take_step = gpu_check._take_step
+
+    def take_other_step(operations, device):
+        results = take_step(operations, device)
+        if device == "GPU:1":
+            results["sums"] += 1
+        return results
+
+    unchecked.setattr(gpu_check, "_take_step", take_other_step)
+    with pytest.warns(RuntimeWarning, match="on GPU:1, the sums"):
         assert not gpu_check.uses_kernels()
 
 
