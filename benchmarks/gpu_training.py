@@ -46,12 +46,14 @@ COLUMNS = [
 ]
 
 
-def run(command, **variables):
-    """Run a program on the GPU; return its output and its seconds."""
+def run(program, *arguments, **variables):
+    """Run a program of this environment; return its output and its seconds."""
+    # By its path, as `python -m` would import the package of the source tree.
+    command = [pathlib.Path(sys.executable).with_name(program), *arguments]
     environment = {**os.environ, "TF_FORCE_GPU_ALLOW_GROWTH": "true", **variables}
     start = time.perf_counter()
     finished = subprocess.run(
-        [sys.executable, *command],
+        command,
         cwd=_ROOT,
         env=environment,
         capture_output=True,
@@ -67,7 +69,7 @@ def run(command, **variables):
 def run_tests():
     """Run the tests on GPUs, with the kernels required."""
     tests = ["tests/on_gpu", "tests/contract/test_nonfinite.py"]
-    output, seconds = run(["-m", "pytest", "-q", "--on-gpu", *tests], TF_DGC_CUDA="1")
+    output, seconds = run("pytest", "-q", "--on-gpu", *tests, TF_DGC_CUDA="1")
     print(f"tests: {output.strip().splitlines()[-1]} ({seconds:.0f} s)")
 
 
@@ -76,8 +78,7 @@ def train_digits(workers):
     script = ["examples/digits.py", "--seeds=1"]
     if _QUICK.value:
         script.append("--steps=20")
-    command = ["-m", "tf_dgc", "run", f"--workers={workers}", *script]
-    output, seconds = run(command)
+    output, seconds = run("tf-dgc", "run", f"--workers={workers}", *script)
     print(f"digits, {workers} processes ({seconds:.0f} s):\n{output.strip()}")
 
 
@@ -87,8 +88,8 @@ def time_steps(model):
     measured = {name: [] for name in _OPTIMIZERS}
     for _ in range(_ROUNDS.value):
         for name, (optimizer, cuda) in _OPTIMIZERS.items():
-            flags_ = [f"--model={model}", f"--optimizer={optimizer}", *sizes]
-            output, _ = run([_WORKER, *flags_], TF_DGC_CUDA=cuda)
+            arguments = [f"--model={model}", f"--optimizer={optimizer}", *sizes]
+            output, _ = run("python", _WORKER, *arguments, TF_DGC_CUDA=cuda)
             line = next(x for x in output.splitlines() if x.startswith("ROW "))
             measured[name].append(json.loads(line.removeprefix("ROW ")))
     rows = []

@@ -23,7 +23,7 @@ _MODEL = flags.DEFINE_enum("model", "mlp", ["mlp", "resnet50"], "Whose shapes.")
 _OPTIMIZER = flags.DEFINE_enum("optimizer", "dgc", ["sgd", "dgc"], "What is timed.")
 _STEPS = flags.DEFINE_integer("steps", 100, "Steps that are timed.", lower_bound=3)
 _DIVIDE = flags.DEFINE_integer(
-    "divide", 1, "Divides the length of first axes, for an emulated device."
+    "divide", 1, "Divides the length of last axes, for an emulated device."
 )
 _WARMUP = 3
 
@@ -34,7 +34,7 @@ def shapes():
         full = resnet50.shapes()
     else:
         full = [tuple(v.shape) for v in models.mlp().trainable_variables]
-    return [(math.ceil(first / _DIVIDE.value), *rest) for first, *rest in full]
+    return [(*rest, math.ceil(last / _DIVIDE.value)) for *rest, last in full]
 
 
 def create_optimizer():

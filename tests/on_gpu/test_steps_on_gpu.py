@@ -1,5 +1,10 @@
 """Steps on a GPU are the CPU's, bit for bit, and stay on the GPU."""
 
+import json
+import pathlib
+import subprocess
+import sys
+
 import keras
 import numpy as np
 import pytest
@@ -74,6 +79,26 @@ def test_steps_of_two_gpus_are_those_of_two_cpus(strategies, name):
     # On a GPU, the update of Adam is Keras's.
     rtol = 1e-6 if name == "dgc, adam" else 0.0
     assert_equal_state(trainer, train(on_cpus(2), OPTIMIZERS[name], 2), rtol)
+
+
+@pytest.mark.parametrize("name", ["dgc", "dgc, plain", "dgc, adam", "ef_sign_sgd"])
+def test_values_that_were_read_before_a_step_stay(strategies, name):
+    """A variable's memory that a tensor shares is copied before it is written."""
+    trainer = Trainer(
+        strategies[1], OPTIMIZERS[name], initial_weights("float32"), traced=True
+    )
+    expected = Trainer(
+        on_cpus(1), OPTIMIZERS[name], initial_weights("float32"), traced=True
+    )
+    for gradients in make_gradients(1, STEPS, "float32"):
+        variables = [*trainer.variables, *trainer.optimizer.variables]
+        read = [v.value.read_value() for v in variables]
+        copies = [value.numpy() for value in read]
+        trainer.step(gradients)
+        expected.step(gradients)
+        for value, copy in zip(read, copies, strict=True):
+            np.testing.assert_array_equal(value.numpy(), copy)
+    assert_equal_state(trainer, expected, 1e-6 if name == "dgc, adam" else 0.0)
 
 
 def test_eager_steps_are_those_of_a_cpu(strategies):
@@ -175,7 +200,7 @@ def test_kernels_are_used_if_they_are_right(unchecked):
     counters = DeviceCounters()
     counters.reset()
     assert gpu_check.uses_kernels()
-    assert counters.num_calls >= 2
+    assert counters.num_calls >= 4
 
 
 @needs_test_device
@@ -193,7 +218,11 @@ def test_kernels_that_fail_are_not_used(unchecked, strategies, setting):
     assert_equal_state(trainer, train(on_cpus(1), OPTIMIZERS["dgc"], 1))
 
 
-@pytest.mark.parametrize("name", ["words", "velocity", "residual", "sums"])
+@pytest.mark.parametrize(
+    "name",
+    ["words", "velocity", "residual", "sums"]
+    + ["words of signs", "residual of signs", "sums of signs"],
+)
 def test_kernels_with_other_results_are_not_used(unchecked, name):
     take_step = gpu_check._take_step
 
@@ -238,3 +267,13 @@ def test_kernels_can_be_disabled(unchecked):
     unchecked.setenv("TF_DGC_CUDA", "perhaps")
     with pytest.raises(ValueError, match="TF_DGC_CUDA=perhaps"):
         gpu_check.uses_kernels()
+
+
+@needs_test_device
+@pytest.mark.exhaustive
+def test_check_of_a_machine_with_a_gpu(tmp_path):
+    path = tmp_path / "rows.json"
+    script = pathlib.Path(__file__).parents[2] / "benchmarks" / "gpu_training.py"
+    arguments = ["--quick", "--notests", "--rounds=1", f"--json={path}"]
+    subprocess.run([sys.executable, script, *arguments], check=True, timeout=240)
+    assert len(json.loads(path.read_text())) == 6

@@ -13,6 +13,7 @@ ABOUT_THE_WHOLE = {
     "end_to_end": "real workers, and process-wide settings",
     "faults": "real workers that are killed, stopped and cut off",
     "gpu": "the CUDA kernels, without TensorFlow",
+    "on_gpu": "training on GPUs, or on a device that stands for one",
     "project": "examples, benchmarks, docs, and what is exported",
     "support": "shared code of tests; no tests",
 }

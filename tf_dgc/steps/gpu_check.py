@@ -1,6 +1,6 @@
 """Whether this process uses the CUDA kernels.
 
-Before they are first used, every GPU takes one small step with them. Their results must
+Before they are first used, every GPU takes two small steps with them. Their results must
 be those of the CPU operations, bit for bit.
 """
 
@@ -92,48 +92,114 @@ def _compare(operations: Any, device: str, expected: dict[str, np.ndarray]) -> s
 
 
 def _take_step(operations: Any, device: str) -> dict[str, np.ndarray]:
-    """Return what a top-k step on a device sends, keeps and sums."""
+    """Return what steps of top-k and of EF-SignSGD on a device send, keep and sum."""
     random = np.random.default_rng(1)
     gradients = [random.normal(size=n).astype(np.float32) for n in _SIZES]
-    velocity, residual = (
-        [
+    state = {
+        name: [
             tf_collectives.local_variable(random.normal(size=n), tf.float32, device)
             for n in _SIZES
         ]
-        for _ in range(2)
-    )
+        for name in ("velocity", "residual", "residual of signs")
+    }
+    handles = {name: [v.handle for v in values] for name, values in state.items()}
 
-    def step() -> tuple[tf.Tensor, list[tf.Tensor]]:
-        layout = {"value_types": ["float32", "exempt"], "fingerprint": _FINGERPRINT}
+    def step() -> dict[str, list[tf.Tensor]]:
         with tf.device(device):
-            words = operations.tf_dgc_compress(
-                gradients=[tf.constant(g) for g in gradients],
-                velocity=[v.handle for v in velocity],
-                residual=[v.handle for v in residual],
-                momentum=tf.constant(0.9, tf.float64),
-                scales=tf.constant([0.5, 2.0], tf.float64),
-                counts=tf.constant(_COUNTS),
-                offsets=tf.constant([7, 0]),
-                nesterov=True,
-                factor_masking=True,
-                largest_exponents=[1024, 1024],
-                rows=[],
-                sparse=[],
-                moments=[],
-                divided=[],
-                divisors=tf.zeros([0, 5], tf.float64),
-                **layout,
-            )
-            _, sums = operations.tf_dgc_sum(
-                buffers=tf.stack([words, words]),
-                counts=tf.constant(_COUNTS),
-                T=[tf.float32] * len(_SIZES),
-                sizes=_SIZES,
-                **layout,
-            )
-        return words, sums
+            values = [tf.constant(g) for g in gradients]
+            top_k = _top_k(operations, values, handles["velocity"], handles["residual"])
+            signs = _signs(operations, values, handles["residual of signs"])
+        return {**top_k, **signs}
 
-    words, sums = tf.function(step).get_concrete_function()()
-    state = {"velocity": velocity, "residual": residual, "sums": sums}
-    results = {k: np.concatenate([v.numpy() for v in vs]) for k, vs in state.items()}
-    return {"words": words.numpy(), **results}
+    results = {**tf.function(step).get_concrete_function()(), **state}
+    return {k: np.concatenate([v.numpy() for v in vs]) for k, vs in results.items()}
+
+
+def _top_k(
+    operations: Any,
+    gradients: list[tf.Tensor],
+    velocity: list[tf.Tensor],
+    residual: list[tf.Tensor],
+) -> dict[str, list[tf.Tensor]]:
+    layout = {"value_types": ["float32", "exempt"], "fingerprint": _FINGERPRINT}
+    words = operations.tf_dgc_compress(
+        gradients=gradients,
+        velocity=velocity,
+        residual=residual,
+        momentum=tf.constant(0.9, tf.float64),
+        scales=tf.constant([0.5, 2.0], tf.float64),
+        counts=tf.constant(_COUNTS),
+        offsets=tf.constant([7, 0]),
+        nesterov=True,
+        factor_masking=True,
+        largest_exponents=[1024, 1024],
+        **_not_divided(),
+        **layout,
+    )
+    _, sums = operations.tf_dgc_sum(
+        buffers=tf.stack([words, words]),
+        counts=tf.constant(_COUNTS),
+        T=[tf.float32] * len(_SIZES),
+        sizes=_SIZES,
+        **layout,
+    )
+    return {"words": [words], "sums": sums}
+
+
+def _signs(
+    operations: Any, gradients: list[tf.Tensor], residual: list[tf.Tensor]
+) -> dict[str, list[tf.Tensor]]:
+    num = len(_SIZES)
+    methods = {
+        "methods": ["ef_sign_sgd"] * num,
+        "num_parameters": [0] * num,
+        "parameters": [],
+        "sizes": _SIZES,
+        "columns": [10] * num,
+        "vectors": [-1] * num,
+        "indices": list(range(num)),
+        "seed": 0,
+        "fingerprints": [_FINGERPRINT],
+        "firsts": [""] * num,
+        "first_vectors": [-1] * num,
+        "num_numbers": [0] * num,
+    }
+    _, _, words, _, _ = operations.tf_dgc_encode(
+        gradients=gradients,
+        velocity=[],
+        residual=residual,
+        states=[],
+        momentum=tf.constant(0.0, tf.float64),
+        scales=tf.constant([0.5, 2.0], tf.float64),
+        iteration=tf.constant(3, tf.int64),
+        round=0,
+        worker=tf.constant(0),
+        nesterov=False,
+        factor_masking=False,
+        numbers=tf.zeros([0]),
+        V=[],
+        **_not_divided(),
+        **methods,
+    )
+    _, _, _, sums = operations.tf_dgc_decode(
+        buffers=[tf.stack([words, words])],
+        totals=[],
+        iteration=tf.constant(3, tf.int64),
+        numbers=tf.zeros([0]),
+        shared=[],
+        num_tensors=num,
+        **methods,
+    )
+    return {"words of signs": [words], "sums of signs": sums}
+
+
+def _not_divided() -> dict[str, Any]:
+    """Return the operands of dense gradients that are not divided."""
+    divisors = tf.zeros([0, 5], tf.float64)
+    return {
+        "rows": [],
+        "sparse": [],
+        "moments": [],
+        "divided": [],
+        "divisors": divisors,
+    }
