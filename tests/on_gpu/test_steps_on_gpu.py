@@ -218,11 +218,11 @@ def test_kernels_that_fail_are_not_used(unchecked, strategies, setting):
     assert_equal_state(trainer, train(on_cpus(1), OPTIMIZERS["dgc"], 1))
 
 
-@pytest.mark.parametrize(
-    "name",
-    ["words", "velocity", "residual", "sums"]
-    + ["words of signs", "residual of signs", "sums of signs"],
-)
+RESULTS = "words, velocity, residual, sums"
+RESULTS += ", words of signs, residual of signs, sums of signs"
+
+
+@pytest.mark.parametrize("name", RESULTS.split(", "))
 def test_kernels_with_other_results_are_not_used(unchecked, name):
     take_step = gpu_check._take_step
 

@@ -6,7 +6,7 @@ import pytest
 
 from tf_dgc import native_library
 from tf_dgc.compressors.base import NativeMethod
-from tf_dgc.steps import engine_step, native
+from tf_dgc.steps import engine_step, gpu_check, native
 
 
 @pytest.fixture
@@ -14,7 +14,8 @@ def uses_kernels(monkeypatch):
     """Return a function that returns whether kernels are used."""
 
     def check(methods, problem="", on_gpu=(True, True, True)):
-        state = SimpleNamespace(cuda_problem=problem, cuda_methods=["whole", "two_bit"])
+        state = SimpleNamespace(cuda_methods=["whole", "two_bit"])
+        monkeypatch.setattr(gpu_check, "uses_kernels", lambda: not problem)
         monkeypatch.setattr(native_library, "load_library", lambda: state)
         monkeypatch.setattr(native, "is_on_gpu", lambda variables: variables[0])
         worker_state = SimpleNamespace(

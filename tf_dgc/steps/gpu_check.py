@@ -1,6 +1,6 @@
 """Whether this process uses the CUDA kernels.
 
-Before they are first used, every GPU takes two small steps with them. Their results must
+Before they are first used, every GPU takes two small steps with them. The results must
 be those of the CPU operations, bit for bit.
 """
 
