@@ -135,7 +135,7 @@ class TestDevice:
         for folder in ("test_device", "tests"):
             for path in sorted((_SOURCE / folder).iterdir()):
                 digest.update(path.read_bytes())
-        return f"none: test device {digest.hexdigest()[:12]}"
+        return f"none (test device {digest.hexdigest()[:12]})"
 
 
 def find():

@@ -20,6 +20,7 @@ from tf_dgc.arguments import (
 )
 
 __all__ = [
+    "FollowLearningRate",
     "PiecewiseConstantPeriod",
     "PiecewiseConstantSparsity",
     "SparsitySchedule",
@@ -181,6 +182,158 @@ class WarmupSparsity(SparsitySchedule):
         }
 
 
+@keras.saving.register_keras_serializable(package="tf_dgc")
+class FollowLearningRate(SparsitySchedule):
+    """A density that falls with the learning rate.
+
+    An entry that waits does more harm the faster the weights change meanwhile, so more
+    entries are sent while the learning rate is high:
+
+        density = (1 - sparsity_at_peak) * (rate / peak)**exponent
+
+    and at least `1 - final_sparsity`, at most `1 - sparsity_at_peak`.
+
+    >>> rate = keras.optimizers.schedules.CosineDecay(0.1, 10_000)
+    >>> sgd = keras.optimizers.SGD(rate, momentum=0.9)
+    >>> tf_dgc.DGCOptimizer(sgd, tf_dgc.schedules.FollowLearningRate())
+
+    Args:
+        learning_rate: a `keras.optimizers.schedules.LearningRateSchedule`; None, in a
+            `DGCOptimizer`, for the learning rate of its inner optimizer, which
+            callbacks may change.
+        peak: the largest learning rate, above 0. None for the largest of a schedule of
+            Keras, or the optimizer's rate when the `DGCOptimizer` is created.
+        sparsity_at_peak: sparsity at the largest learning rate, in [0, 1).
+        final_sparsity: largest sparsity, in [0, 1), not below `sparsity_at_peak`.
+        exponent: power of the learning rate, above 0.
+
+    Raises:
+        ValueError: for settings outside these ranges, or if `peak` is None and not
+            known.
+    """
+
+    def __init__(
+        self,
+        learning_rate: keras.optimizers.schedules.LearningRateSchedule | None = None,
+        peak: float | None = None,
+        sparsity_at_peak: float = 0.75,
+        final_sparsity: float = 0.999,
+        exponent: float = 1.0,
+    ):
+        if isinstance(learning_rate, dict):
+            learning_rate = keras.saving.deserialize_keras_object(learning_rate)
+        kind = keras.optimizers.schedules.LearningRateSchedule
+        if learning_rate is not None and not isinstance(learning_rate, kind):
+            raise ValueError(
+                "`learning_rate` must be a schedule of Keras, or None for that of a "
+                f"`DGCOptimizer`. Received: learning_rate={show(learning_rate)}"
+            )
+        self.learning_rate = learning_rate
+        self.sparsity_at_peak = check_sparsity(sparsity_at_peak, "sparsity_at_peak")
+        self.final_sparsity = check_sparsity(final_sparsity, "final_sparsity")
+        if self.final_sparsity < self.sparsity_at_peak:
+            raise ValueError(
+                "`final_sparsity` must not be below `sparsity_at_peak`. Received: "
+                f"final_sparsity={show(final_sparsity)}, "
+                f"sparsity_at_peak={show(sparsity_at_peak)}"
+            )
+        self.exponent = _check_positive(exponent, "exponent")
+        self._rate: Any = learning_rate
+        if peak is None and learning_rate is not None:
+            peak = _largest_rate(learning_rate)
+        self.peak = None if peak is None else _check_positive(peak, "peak")
+
+    def following(self, learning_rate: Any) -> "FollowLearningRate":
+        """Return a copy that follows an optimizer's learning rate, unless it has one.
+
+        Args:
+            learning_rate: a variable, a schedule of Keras, or a function without
+                arguments.
+        """
+        if self.learning_rate is not None:
+            return self
+        peak = _largest_rate(learning_rate) if self.peak is None else self.peak
+        copy = type(self)(**{**self.get_config(), "peak": peak})
+        copy._rate = learning_rate
+        return copy
+
+    def __call__(self, iteration: tf.Tensor) -> tf.Tensor:
+        """Return the sparsity, scalar float64."""
+        rate = tf.cast(_rate_at(self._rate, iteration), tf.float64)
+        share = tf.clip_by_value(rate / self.peak, 0.0, 1.0) ** self.exponent
+        density = (1 - self.sparsity_at_peak) * share
+        return 1 - tf.maximum(density, 1 - self.final_sparsity)
+
+    @property
+    def smallest(self) -> float:
+        """The sparsity at the largest learning rate."""
+        return self.sparsity_at_peak
+
+    @property
+    def final(self) -> float:
+        """The largest sparsity."""
+        return self.final_sparsity
+
+    def get_config(self) -> dict[str, Any]:
+        """Return the constructor's arguments."""
+        rate = self.learning_rate
+        return {
+            "learning_rate": rate and keras.saving.serialize_keras_object(rate),
+            "peak": self.peak,
+            "sparsity_at_peak": self.sparsity_at_peak,
+            "final_sparsity": self.final_sparsity,
+            "exponent": self.exponent,
+        }
+
+
+def _rate_at(learning_rate: Any, iteration: tf.Tensor) -> Any:
+    """Return a learning rate in a step, a scalar."""
+    if learning_rate is None:
+        raise ValueError(
+            "`FollowLearningRate` has no learning rate to follow here. Pass the "
+            "optimizer's schedule, `FollowLearningRate(schedule)`; only `DGCOptimizer` "
+            "passes that of its inner optimizer."
+        )
+    if isinstance(learning_rate, keras.optimizers.schedules.LearningRateSchedule):
+        return learning_rate(iteration)
+    if callable(learning_rate):
+        return learning_rate()
+    return tf.convert_to_tensor(learning_rate)
+
+
+def _largest_rate(learning_rate: Any) -> float:
+    """Return the largest value of a learning rate; raise `ValueError` if unknown."""
+    rates = keras.optimizers.schedules
+    kind = type(learning_rate)
+    if not isinstance(learning_rate, rates.LearningRateSchedule):
+        with tf.init_scope():
+            return float(tf.convert_to_tensor(_rate_at(learning_rate, tf.constant(0))))
+    if kind is rates.PiecewiseConstantDecay:
+        return float(max(learning_rate.values))
+    if kind is rates.PolynomialDecay:
+        ends = learning_rate.initial_learning_rate, learning_rate.end_learning_rate
+        return float(max(ends))
+    if kind is rates.CosineDecay and learning_rate.warmup_target is not None:
+        return float(learning_rate.warmup_target)
+    falling = rates.CosineDecay, rates.CosineDecayRestarts
+    if kind in (*falling, rates.ExponentialDecay, rates.InverseTimeDecay):
+        return float(learning_rate.initial_learning_rate)
+    raise ValueError(
+        "`peak`, the largest learning rate, must be given to `FollowLearningRate`, as "
+        f"it is not known of this schedule. Received: {show(learning_rate)}"
+    )
+
+
+def _check_positive(value: Any, name: str) -> float:
+    """Return a finite number above 0; raise `ValueError` for anything else."""
+    with contextlib.suppress(TypeError, ValueError):
+        if 0 < float(value) < math.inf:
+            return float(value)
+    raise ValueError(
+        f"`{name}` must be a number above 0. Received: {name}={show(value)}"
+    )
+
+
 def for_steps(steps: int) -> float:
     """Return the sparsity at which an entry is sent 15 times in a run, on average.
 
@@ -259,8 +412,12 @@ class ScheduledSparsity(NamedTuple):
     minimum: float  # lower bound of the whole schedule
 
 
-def get_sparsity(sparsity: Any) -> float | Callable[[tf.Tensor], tf.Tensor]:
+def get_sparsity(
+    sparsity: Any, learning_rate: Any = None
+) -> float | Callable[[tf.Tensor], tf.Tensor]:
     """Return a valid sparsity: a float in [0, 1), or a schedule.
+
+    A `FollowLearningRate` without a learning rate of its own follows `learning_rate`.
 
     A schedule is any callable of the iteration. It is called here at iteration 0, so
     that errors are raised when the optimizer is created, traced once to compare the
@@ -271,6 +428,8 @@ def get_sparsity(sparsity: Any) -> float | Callable[[tf.Tensor], tf.Tensor]:
     """
     if isinstance(sparsity, dict):
         sparsity = keras.saving.deserialize_keras_object(sparsity)
+    if isinstance(sparsity, FollowLearningRate) and learning_rate is not None:
+        sparsity = sparsity.following(learning_rate)
     if not callable(sparsity):
         return check_sparsity(sparsity)
     _first_sparsity(sparsity)

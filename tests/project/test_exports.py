@@ -34,7 +34,8 @@ PUBLIC = {
     """,
     "tf_dgc.saving": "checkpoint_directory save_model save_weights",
     "tf_dgc.schedules": """
-        PiecewiseConstantPeriod PiecewiseConstantSparsity SparsitySchedule
+        FollowLearningRate PiecewiseConstantPeriod PiecewiseConstantSparsity
+        SparsitySchedule
         WarmupSparsity for_steps
     """,
 }

@@ -7,6 +7,7 @@ from typing import Any, ClassVar
 import keras
 
 from tf_dgc import collectives, native_library, schedules
+from tf_dgc._internals import keras_optimizers
 from tf_dgc.arguments import check_steps
 from tf_dgc.codecs import value_types
 from tf_dgc.collectives import CollectiveAlgorithm
@@ -110,7 +111,8 @@ class DGCOptimizer(CompressedOptimizer):
         diagnostics: Diagnostics = Diagnostics(),
         collective: CollectiveAlgorithm | str = "ring",
     ):
-        sparsity = schedules.get_sparsity(sparsity)
+        inner = get_inner_optimizer(inner)
+        sparsity = schedules.get_sparsity(sparsity, self._followed_rate(inner))
         value_types.check_choice(value_dtype)
         value_types.check_uncompressed_choice(uncompressed_dtype)
         validation.check_uncompressed_dtype(
@@ -133,6 +135,14 @@ class DGCOptimizer(CompressedOptimizer):
         self.value_dtype = value_dtype
         self.uncompressed_dtype = uncompressed_dtype
         native_library.warn_if_missing()
+
+    def _followed_rate(self, inner: keras.optimizers.Optimizer) -> Any:
+        """Return the learning rate of the inner optimizer, for a sparsity schedule."""
+        rate = keras_optimizers.learning_rate_of(inner)
+        if not isinstance(rate, keras.Variable):
+            return rate
+        # This optimizer trains with a copy, whose variable callbacks change.
+        return lambda: getattr(self, "inner_optimizer", inner).learning_rate
 
     def _corrects_momentum(self, corrections: Corrections, feedback: bool) -> bool:
         # At a sparsity of 0 nothing is delayed, so there is nothing to correct.
