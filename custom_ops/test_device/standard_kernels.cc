@@ -1,7 +1,8 @@
 // Kernels of TensorFlow's own operations on the test device. Others run on the CPU by soft
 // placement; these cannot. The kernel of an addition to a variable for any device computes on
-// the CPU, and would read the device's memory; `Add` and `Div` are made within a collective sum; and
-// `ResourceGatherNd` must be where its variable is.
+// the CPU, and would read the device's memory; `Add` and `Div` are made within a collective
+// sum; `ResourceGatherNd` must be where its variable is. `Sum` is here so that gradients need
+// not leave the device to be checked.
 #include <vector>
 
 #include "memory.h"
@@ -70,7 +71,6 @@ class ElementwiseKernel : public tensorflow::OpKernel {
   }
 };
 
-// So that gradients need not leave the device to be checked.
 template <class T>
 class SumKernel : public tensorflow::OpKernel {
  public:
@@ -142,64 +142,43 @@ class GatherKernel : public tensorflow::OpKernel {
   }
 };
 
-#define REGISTER_GATHER(T, Index)                              \
-  REGISTER_KERNEL_BUILDER(Name("ResourceGatherNd")             \
-                              .Device(tensorflow::DEVICE_GPU)  \
-                              .HostMemory("resource")          \
-                              .TypeConstraint<T>("dtype")      \
-                              .TypeConstraint<Index>("Tindices"), \
+#define REGISTER_ON_GPU(operation, T) \
+  Name(operation).Device(tensorflow::DEVICE_GPU).TypeConstraint<T>
+
+#define REGISTER_ADDITIONS(T)                                                               \
+  REGISTER_KERNEL_BUILDER(                                                                  \
+      REGISTER_ON_GPU("AssignAddVariableOp", T)("dtype").HostMemory("resource"),            \
+      AddKernel<T, 1>);                                                                     \
+  REGISTER_KERNEL_BUILDER(                                                                  \
+      REGISTER_ON_GPU("AssignSubVariableOp", T)("dtype").HostMemory("resource"),            \
+      AddKernel<T, -1>)
+
+#define REGISTER_ELEMENTWISE(T)                                                             \
+  REGISTER_KERNEL_BUILDER(REGISTER_ON_GPU("Add", T)("T"), ElementwiseKernel<T, true>);      \
+  REGISTER_KERNEL_BUILDER(REGISTER_ON_GPU("Div", T)("T"), ElementwiseKernel<T, false>)
+
+#define REGISTER_GATHER(T, Index)                                                           \
+  REGISTER_KERNEL_BUILDER(REGISTER_ON_GPU("ResourceGatherNd", T)("dtype")                   \
+                              .HostMemory("resource")                                       \
+                              .TypeConstraint<Index>("Tindices"),                           \
                           GatherKernel<T, Index>)
 
-#define REGISTER_FOR(T)                                                       \
-  REGISTER_KERNEL_BUILDER(Name("Sum")                                         \
-                              .Device(tensorflow::DEVICE_GPU)                 \
-                              .HostMemory("reduction_indices")                \
-                              .TypeConstraint<T>("T")                         \
-                              .TypeConstraint<int32_t>("Tidx"),               \
-                          SumKernel<T>);                                      \
-  REGISTER_GATHER(T, int32_t);                                                \
-  REGISTER_GATHER(T, int64_t);                                                \
-  REGISTER_KERNEL_BUILDER(                                                    \
-      Name("Add").Device(tensorflow::DEVICE_GPU).TypeConstraint<T>("T"),      \
-      ElementwiseKernel<T, true>);                                            \
-  REGISTER_KERNEL_BUILDER(                                                    \
-      Name("Div").Device(tensorflow::DEVICE_GPU).TypeConstraint<T>("T"),      \
-      ElementwiseKernel<T, false>);                                           \
-  REGISTER_KERNEL_BUILDER(Name("AssignAddVariableOp")                         \
-                              .Device(tensorflow::DEVICE_GPU)                 \
-                              .HostMemory("resource")                         \
-                              .TypeConstraint<T>("dtype"),                    \
-                          AddKernel<T, 1>);                                   \
-  REGISTER_KERNEL_BUILDER(Name("AssignSubVariableOp")                         \
-                              .Device(tensorflow::DEVICE_GPU)                 \
-                              .HostMemory("resource")                         \
-                              .TypeConstraint<T>("dtype"),                    \
-                          AddKernel<T, -1>)
+#define REGISTER_FLOATS(T)                                                                  \
+  REGISTER_ADDITIONS(T);                                                                    \
+  REGISTER_ELEMENTWISE(T);                                                                  \
+  REGISTER_GATHER(T, int32_t);                                                              \
+  REGISTER_GATHER(T, int64_t);                                                              \
+  REGISTER_KERNEL_BUILDER(REGISTER_ON_GPU("Sum", T)("T")                                    \
+                              .HostMemory("reduction_indices")                              \
+                              .TypeConstraint<int32_t>("Tidx"),                             \
+                          SumKernel<T>)
 
-REGISTER_FOR(float);
-REGISTER_FOR(double);
-REGISTER_FOR(Eigen::half);
-REGISTER_FOR(Eigen::bfloat16);
-
-#define REGISTER_INTEGERS(T)                          \
-  REGISTER_KERNEL_BUILDER(Name("AssignAddVariableOp") \
-                              .Device(tensorflow::DEVICE_GPU) \
-                              .HostMemory("resource") \
-                              .TypeConstraint<T>("dtype"), \
-                          AddKernel<T, 1>);           \
-  REGISTER_KERNEL_BUILDER(Name("AssignSubVariableOp") \
-                              .Device(tensorflow::DEVICE_GPU) \
-                              .HostMemory("resource") \
-                              .TypeConstraint<T>("dtype"), \
-                          AddKernel<T, -1>)
-
-REGISTER_INTEGERS(int32_t);  // `Add` and `Div` have it in host memory
-REGISTER_INTEGERS(int64_t);
-REGISTER_KERNEL_BUILDER(
-    Name("Add").Device(tensorflow::DEVICE_GPU).TypeConstraint<int64_t>("T"),
-    ElementwiseKernel<int64_t, true>);
-REGISTER_KERNEL_BUILDER(
-    Name("Div").Device(tensorflow::DEVICE_GPU).TypeConstraint<int64_t>("T"),
-    ElementwiseKernel<int64_t, false>);
+REGISTER_FLOATS(float);
+REGISTER_FLOATS(double);
+REGISTER_FLOATS(Eigen::half);
+REGISTER_FLOATS(Eigen::bfloat16);
+REGISTER_ADDITIONS(int32_t);  // `Add` and `Div` have it in host memory
+REGISTER_ADDITIONS(int64_t);
+REGISTER_ELEMENTWISE(int64_t);
 
 }  // namespace
