@@ -10,41 +10,11 @@ import numpy as np
 import pytest
 import tensorflow as tf
 from device_counters import DeviceCounters, needs_test_device
+from small_model import create_model, fit
 
 import tf_dgc
 
 WORKER = pathlib.Path(__file__).parent / "gpu_worker.py"
-
-
-def digits(n=64):
-    rng = np.random.default_rng(0)
-    x = rng.normal(size=(n, 8)).astype("float32")
-    return x, (x[:, :1] > 0).astype("float32")
-
-
-def create_model(policy="float32", rate=0.1):
-    model = keras.Sequential(
-        [
-            keras.Input((8,)),
-            keras.layers.Dense(32, activation="relu", dtype=policy),
-            keras.layers.Dense(1, dtype="float32"),
-        ]
-    )
-    optimizer = tf_dgc.DGCOptimizer(
-        keras.optimizers.SGD(rate, 0.9), sparsity=0.9, min_compress_size=16
-    )
-    if policy == "mixed_float16":
-        optimizer = keras.optimizers.LossScaleOptimizer(optimizer, 256.0)
-    model.compile(
-        optimizer, keras.losses.BinaryCrossentropy(from_logits=True), jit_compile=False
-    )
-    return model
-
-
-def fit(model, epochs=3):
-    x, y = digits()
-    history = model.fit(x, y, 16, epochs, shuffle=False, verbose=0)
-    return history.history["loss"]
 
 
 @needs_test_device
