@@ -243,6 +243,49 @@ class FollowLearningRate(SparsitySchedule):
             peak = _largest_rate(learning_rate)
         self.peak = None if peak is None else _check_positive(peak, "peak")
 
+    @classmethod
+    def with_mean_density(
+        cls,
+        learning_rate: keras.optimizers.schedules.LearningRateSchedule,
+        steps: int,
+        density: float,
+        **settings: Any,
+    ) -> "FollowLearningRate":
+        """Return the schedule that sends a given share of the entries on average.
+
+        Args:
+            learning_rate: schedule of Keras.
+            steps: number of steps of the run, 1 or more.
+            density: mean share of entries sent in these steps, above 0 and below 1.
+            **settings: further arguments, except `sparsity_at_peak`.
+
+        Raises:
+            ValueError: if no `sparsity_at_peak` leads to this density.
+        """
+        points = np.linspace(0, check_steps("steps", steps) - 1, min(steps, 200))
+        values = [float(learning_rate(int(i))) for i in np.rint(points)]
+        schedule = cls(learning_rate, sparsity_at_peak=0.0, **settings)
+        shares = np.clip(np.array(values) / schedule.peak, 0, 1) ** schedule.exponent
+
+        def mean_density(at_peak: float) -> float:
+            return np.maximum(at_peak * shares, 1 - schedule.final_sparsity).mean()
+
+        lowest, highest = 1 - schedule.final_sparsity, 1.0
+        if not mean_density(lowest) <= density <= mean_density(highest):
+            raise ValueError(
+                f"The mean density of these {steps} steps can be from "
+                f"{mean_density(lowest):.3g} to {mean_density(highest):.3g}; choose "
+                "another density, `final_sparsity` or `exponent`. "
+                f"Received: density={show(density)}"
+            )
+        for _ in range(40):
+            middle = (lowest + highest) / 2
+            if mean_density(middle) < density:
+                lowest = middle
+            else:
+                highest = middle
+        return cls(learning_rate, sparsity_at_peak=1 - lowest, **settings)
+
     def following(self, learning_rate: Any) -> "FollowLearningRate":
         """Return a copy that follows an optimizer's learning rate, unless it has one.
 

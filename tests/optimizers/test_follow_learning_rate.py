@@ -107,6 +107,16 @@ def test_config_keeps_the_peak():
     )
 
 
+@pytest.mark.parametrize("exponent", [0.5, 1.0, 2.0])
+def test_mean_density(exponent):
+    rate = rates.CosineDecay(0.1, 200)
+    schedule = FollowLearningRate.with_mean_density(rate, 200, 0.05, exponent=exponent)
+    assert np.mean(sparsities(schedule, 200)) == pytest.approx(0.95, abs=1e-4)
+    assert schedule.final_sparsity == 0.999
+    with pytest.raises(ValueError, match=r"from 0\.001 to .*Received: density=0\.9"):
+        FollowLearningRate.with_mean_density(rate, 200, 0.9)
+
+
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
