@@ -12,6 +12,7 @@ import numpy as np
 import tensorflow as tf
 
 from tf_dgc.arguments import (
+    check_number,
     check_sparsity,
     check_steps,
     is_whole,
@@ -237,11 +238,11 @@ class FollowLearningRate(SparsitySchedule):
                 f"final_sparsity={show(final_sparsity)}, "
                 f"sparsity_at_peak={show(sparsity_at_peak)}"
             )
-        self.exponent = _check_positive(exponent, "exponent")
+        self.exponent = check_number("exponent", exponent, "(0, inf)")
         self._rate: Any = learning_rate
         if peak is None and learning_rate is not None:
             peak = _largest_rate(learning_rate)
-        self.peak = None if peak is None else _check_positive(peak, "peak")
+        self.peak = None if peak is None else check_number("peak", peak, "(0, inf)")
 
     @classmethod
     def with_mean_density(
@@ -263,28 +264,29 @@ class FollowLearningRate(SparsitySchedule):
             ValueError: if no `sparsity_at_peak` leads to this density.
         """
         points = np.linspace(0, check_steps("steps", steps) - 1, min(steps, 200))
-        values = [float(learning_rate(int(i))) for i in np.rint(points)]
-        schedule = cls(learning_rate, sparsity_at_peak=0.0, **settings)
-        shares = np.clip(np.array(values) / schedule.peak, 0, 1) ** schedule.exponent
+        rates = tf.stack([learning_rate(int(i)) for i in np.rint(points)])
+
+        def schedule_with(at_peak: float) -> "FollowLearningRate":
+            return cls(learning_rate, sparsity_at_peak=at_peak, **settings)
 
         def mean_density(at_peak: float) -> float:
-            return np.maximum(at_peak * shares, 1 - schedule.final_sparsity).mean()
+            return 1 - float(tf.reduce_mean(schedule_with(at_peak)._sparsity_of(rates)))
 
-        lowest, highest = 1 - schedule.final_sparsity, 1.0
-        if not mean_density(lowest) <= density <= mean_density(highest):
+        lowest, highest = 0.0, schedule_with(0.0).final_sparsity
+        if not mean_density(highest) <= density <= mean_density(lowest):
             raise ValueError(
                 f"The mean density of these {steps} steps can be from "
-                f"{mean_density(lowest):.3g} to {mean_density(highest):.3g}; choose "
+                f"{mean_density(highest):.3g} to {mean_density(lowest):.3g}; choose "
                 "another density, `final_sparsity` or `exponent`. "
                 f"Received: density={show(density)}"
             )
         for _ in range(40):
             middle = (lowest + highest) / 2
-            if mean_density(middle) < density:
+            if mean_density(middle) > density:
                 lowest = middle
             else:
                 highest = middle
-        return cls(learning_rate, sparsity_at_peak=1 - lowest, **settings)
+        return schedule_with(highest)
 
     def following(self, learning_rate: Any) -> "FollowLearningRate":
         """Return a copy that follows an optimizer's learning rate, unless it has one.
@@ -302,7 +304,10 @@ class FollowLearningRate(SparsitySchedule):
 
     def __call__(self, iteration: tf.Tensor) -> tf.Tensor:
         """Return the sparsity, scalar float64."""
-        rate = tf.cast(_rate_at(self._rate, iteration), tf.float64)
+        return self._sparsity_of(_rate_at(self._rate, iteration))
+
+    def _sparsity_of(self, rate: Any) -> tf.Tensor:
+        rate = tf.cast(rate, tf.float64)
         share = tf.clip_by_value(rate / self.peak, 0.0, 1.0) ** self.exponent
         density = (1 - self.sparsity_at_peak) * share
         return 1 - tf.maximum(density, 1 - self.final_sparsity)
@@ -364,16 +369,6 @@ def _largest_rate(learning_rate: Any) -> float:
     raise ValueError(
         "`peak`, the largest learning rate, must be given to `FollowLearningRate`, as "
         f"it is not known of this schedule. Received: {show(learning_rate)}"
-    )
-
-
-def _check_positive(value: Any, name: str) -> float:
-    """Return a finite number above 0; raise `ValueError` for anything else."""
-    with contextlib.suppress(TypeError, ValueError):
-        if 0 < float(value) < math.inf:
-            return float(value)
-    raise ValueError(
-        f"`{name}` must be a number above 0. Received: {name}={show(value)}"
     )
 
 

@@ -15,9 +15,9 @@ namespace {
 std::mutex mutex;  // there is one emulated device for all threads
 
 template <class T>
-T* Open(T* address, int64_t count, const char* what, size_t width = sizeof(T)) {
+T* Open(T* address, int64_t count, const char* what) {
   if (address == nullptr) return nullptr;
-  return static_cast<T*>(tf_dgc_test_device_open(address, count * width, what));
+  return static_cast<T*>(tf_dgc_test_device_open(address, count * sizeof(T), what));
 }
 
 // Of float32, bfloat16 and float16 (`GradientType`).

@@ -2,6 +2,7 @@
 #include "runtime.h"
 
 #include <atomic>
+#include <cstdio>
 #include <cstdlib>
 #include <cstring>
 #include <mutex>
@@ -17,9 +18,17 @@ std::string failure;  // of the next call
 std::atomic<int64_t> num_calls{0};
 std::atomic<int64_t> largest_copy{0};
 
-cudaError_t Copy(void* to, const void* from, size_t bytes) {
-  if (bytes > 0) std::memcpy(to, from, bytes);
-  return cudaSuccess;
+void NoteCopy(size_t bytes) {
+  int64_t before = largest_copy;
+  const auto size = static_cast<int64_t>(bytes);
+  while (size > before && !largest_copy.compare_exchange_weak(before, size)) {
+  }
+}
+
+void CheckHost(const void* address) {
+  if (!tf_dgc_test_device_has(address)) return;
+  std::fprintf(stderr, "The test device: %p is its own memory, in place of the host's.\n", address);
+  std::abort();
 }
 
 }  // namespace
@@ -47,21 +56,22 @@ void tf_dgc_test_device_reset() {
   largest_copy = 0;
 }
 
-void tf_dgc_test_device_note_copy(uint64_t bytes) {
-  int64_t before = largest_copy;
-  const auto size = static_cast<int64_t>(bytes);
-  while (size > before && !largest_copy.compare_exchange_weak(before, size)) {
-  }
-}
-
 cudaError_t cudaMemcpyAsync(void* to, const void* from, size_t bytes, cudaMemcpyKind kind,
                             cudaStream_t) {
-  const char* what = "cudaMemcpyAsync";
-  const bool is_to_host = kind == cudaMemcpyDeviceToHost;
-  const bool is_from_host = kind == cudaMemcpyHostToDevice;
-  if (is_to_host) tf_dgc_test_device_note_copy(bytes);
-  return Copy(is_to_host ? to : tf_dgc_test_device_open(to, bytes, what),
-              is_from_host ? from : tf_dgc_test_device_open(from, bytes, what), bytes);
+  if (bytes == 0) return cudaSuccess;
+  if (kind == cudaMemcpyDeviceToHost) {
+    NoteCopy(bytes);
+    CheckHost(to);
+  } else {
+    to = tf_dgc_test_device_open(to, bytes, "the target of a copy");
+  }
+  if (kind == cudaMemcpyHostToDevice) {
+    CheckHost(from);
+  } else {
+    from = tf_dgc_test_device_open(from, bytes, "the source of a copy");
+  }
+  std::memcpy(to, from, bytes);
+  return cudaSuccess;
 }
 
 cudaError_t cudaMemsetAsync(void* memory, int value, size_t bytes, cudaStream_t) {

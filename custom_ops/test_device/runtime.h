@@ -16,9 +16,6 @@ const char* tf_dgc_test_device_begin_call();
 int64_t tf_dgc_test_device_num_calls();
 int64_t tf_dgc_test_device_largest_copy();
 void tf_dgc_test_device_reset();
-
-// Notes a copy to the host.
-void tf_dgc_test_device_note_copy(uint64_t bytes);
 }
 
 #endif  // TF_DGC_TEST_DEVICE_RUNTIME_H_

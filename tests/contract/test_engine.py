@@ -21,7 +21,7 @@ from selection import rows
 
 import tf_dgc
 from tf_dgc import compressors, native_library
-from tf_dgc.steps import base, engine_step, generic_step, implementations
+from tf_dgc.steps import base, engine_step, generic_step, implementations, native
 
 pytestmark = pytest.mark.skipif(
     native_library.load_library().library is None,
@@ -284,7 +284,7 @@ def test_gpu_inputs_give_equal_steps(strategies, name, has_kernels):
         else [engine_step.start_engine_step, generic_step.start_generic_step]
     )
     with (
-        mock.patch.object(engine_step, "gpu_requested", lambda: True),
+        mock.patch.object(native, "has_gpus", lambda: True),
         mock.patch.object(engine_step, "gpu_supports", lambda *_: has_kernels),
     ):
         paths["as on GPUs"] = make_path(strategy, case, step_implementations)

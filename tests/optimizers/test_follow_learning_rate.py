@@ -121,8 +121,8 @@ def test_mean_density(exponent):
     ("arguments", "message"),
     [
         ({"learning_rate": 0.1}, "must be a schedule of Keras"),
-        ({"peak": 0.0}, "`peak` must be a number above 0"),
-        ({"exponent": -1}, "`exponent` must be a number above 0"),
+        ({"peak": 0.0}, "`peak` must be a finite number above 0"),
+        ({"exponent": -1}, "`exponent` must be a finite number above 0"),
         ({"sparsity_at_peak": 1.0}, "sparsity_at_peak"),
         ({"final_sparsity": 0.5}, "must not be below"),
     ],

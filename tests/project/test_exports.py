@@ -35,8 +35,7 @@ PUBLIC = {
     "tf_dgc.saving": "checkpoint_directory save_model save_weights",
     "tf_dgc.schedules": """
         FollowLearningRate PiecewiseConstantPeriod PiecewiseConstantSparsity
-        SparsitySchedule
-        WarmupSparsity for_steps
+        SparsitySchedule WarmupSparsity for_steps
     """,
 }
 

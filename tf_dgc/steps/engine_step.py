@@ -45,7 +45,7 @@ def start_engine_step(inputs: StepInputs) -> Step | None:
     if tracing.in_xla_context():
         native.warn_of_xla()
         return None
-    on_gpu = gpu_requested()
+    on_gpu = native.has_gpus()
     if on_gpu and not gpu_supports(inputs, methods):
         return None
     if not native.supports(inputs.divisors):
@@ -73,11 +73,6 @@ def _is_supported(inputs: StepInputs) -> bool:
             for t in inputs.tensors
         )
     )
-
-
-def gpu_requested() -> bool:
-    """Return whether this process has GPUs."""
-    return bool(tf.config.get_visible_devices("GPU"))
 
 
 def gpu_supports(inputs: StepInputs, methods: Sequence[NativeMethod]) -> bool:

@@ -50,6 +50,11 @@ def is_on_gpu(variables: Sequence[keras.Variable]) -> bool:
     return any("GPU" in v.value.device.upper() for v in variables)
 
 
+def has_gpus() -> bool:
+    """Return whether this process has GPUs."""
+    return bool(tf.config.get_visible_devices("GPU"))
+
+
 @functools.cache
 def warn_of_xla() -> None:
     """Warn once per process if the native operations are not used because of XLA."""
@@ -295,7 +300,7 @@ def call(name: str, **operands: Any) -> Any:
     operation = getattr(ops(), name)
     # On a GPU, TensorFlow takes int32 tensors between eager operations for host memory,
     # and the words are in the GPU's. Within a function it knows, and copies.
-    if tf.executing_eagerly() and tf.config.get_visible_devices("GPU"):
+    if tf.executing_eagerly() and has_gpus():
         operation = _traced(operation)
     return operation(**operands)
 
