@@ -2,8 +2,10 @@
 
 import contextlib
 import json
+import sys
 import threading
 import time
+import traceback
 
 import keras
 import numpy as np
@@ -180,11 +182,17 @@ def run_together(*functions, seconds=60.0):
     deadline = time.monotonic() + seconds
     for thread in threads:
         thread.join(max(0.0, deadline - time.monotonic()))
-    assert not any(t.is_alive() for t in threads), (results, errors)
+    stacks = [_stack_of(t) for t in threads if t.is_alive()]
+    assert not stacks, "\n".join([f"after {seconds} s: {errors}", *stacks])
     for error in errors:
         if error is not None:
             raise error
     return results
+
+
+def _stack_of(thread):
+    """Return the stack of a thread that still runs, as text."""
+    return "".join(traceback.format_stack(sys._current_frames()[thread.ident]))
 
 
 @contextlib.contextmanager
