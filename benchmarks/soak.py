@@ -6,7 +6,7 @@ Worker processes on loopback train with `model.fit`. The benchmark compares memo
 traces, functions and keys of collectives with those after the first tenth of the run,
 and the norm of the residual with its largest value in the first half. The exit status
 is 1 if one of them grows, or if the workers' step counts differ. The table also has the
-staleness; see docs/reliability.md.
+staleness; see docs/research/reliability.md.
 """
 
 import sys

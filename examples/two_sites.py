@@ -5,7 +5,7 @@
 Each site trains on its own data, which never leave it, and takes `--period` steps
 without communication. Then the sites exchange the largest entries of their parameter
 deltas, in 2 bits each. To use two machines, start it on both, each with its own
-`TF_CONFIG`; see docs/distant.md for the link between them.
+`TF_CONFIG`; see docs/research/distant.md for the link between them.
 """
 
 import time

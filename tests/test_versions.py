@@ -115,8 +115,8 @@ ROOT = pathlib.Path(__file__).parents[1]
 
 
 def private_names():
-    """Return the names of the table in docs/versions.md."""
-    text = (ROOT / "docs/versions.md").read_text()
+    """Return the names of the table in docs/research/versions.md."""
+    text = (ROOT / "docs/research/versions.md").read_text()
     table = text.partition("## Private names")[2]
     cells = [line.split("|")[1] for line in table.splitlines() if line[:3] == "| `"]
     return [name for cell in cells for name in re.findall("`([^`]+)`", cell)]

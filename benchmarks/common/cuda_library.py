@@ -85,7 +85,7 @@ def build(kind):
             return path
         raise FileNotFoundError(
             f"{path} does not exist, and there is no {compiler} to build it; see "
-            "docs/gpu.md"
+            "docs/research/gpu.md"
         )
     command = ["make", "-s", "-C", str(SOURCE), f"build/{NAMES[kind]}"]
     finished = subprocess.run(command, capture_output=True, text=True, check=False)

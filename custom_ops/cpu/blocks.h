@@ -1,4 +1,4 @@
-// Values in 8 and 4 bits that share a scale in blocks of 32 (docs/wire_format.md): MXINT8 and
+// Values in 8 and 4 bits that share a scale in blocks of 32 (docs/contributing/wire_format.md): MXINT8 and
 // MXFP4. A scale is a power of two, so only rounding loses anything. Also for the CUDA kernels.
 #ifndef TF_DGC_CPU_BLOCKS_H_
 #define TF_DGC_CPU_BLOCKS_H_

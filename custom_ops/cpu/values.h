@@ -1,4 +1,4 @@
-// Values to words and back, for every value type (docs/wire_format.md).
+// Values to words and back, for every value type (docs/contributing/wire_format.md).
 #ifndef TF_DGC_CPU_VALUES_H_
 #define TF_DGC_CPU_VALUES_H_
 

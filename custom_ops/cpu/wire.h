@@ -1,4 +1,4 @@
-// The wire format of docs/wire_format.md: one worker's payload of one step as words.
+// The wire format of docs/contributing/wire_format.md: one worker's payload of one step as words.
 #ifndef TF_DGC_CPU_WIRE_H_
 #define TF_DGC_CPU_WIRE_H_
 

@@ -22,7 +22,7 @@ TF_DGC_DEVICE void WriteWord(const Tables& t, int64_t word, uint32_t content,
   *checksum += Weight(word) * content;
 }
 
-// Codes the i-th position by Elias-Fano (docs/wire_format.md).
+// Codes the i-th position by Elias-Fano (docs/contributing/wire_format.md).
 TF_DGC_DEVICE void WritePosition(const Tables& t, const Source& source, int64_t i,
                                  int32_t position, uint32_t* checksum) {
   const int l = source.low_bits;

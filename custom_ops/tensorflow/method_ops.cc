@@ -112,7 +112,7 @@ indices: of each tensor among all of the model, for draws.
 vectors: index in `sent` of what each tensor is part of, -1 if it is in `words`.
 finite: scalar, whether all gradients were taken.
 entries: scalar, how many were sent of all tensors.
-words: the buffer (see docs/wire_format.md); empty if nothing is to be gathered.
+words: the buffer (see docs/contributing/wire_format.md); empty if nothing is to be gathered.
 notes: what methods are to know of this round in the next one, tensor after tensor.
 sent: vectors to be summed, each behind a flag that is 1 if not all gradients were taken.
 )doc");

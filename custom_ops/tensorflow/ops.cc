@@ -51,7 +51,7 @@ REGISTER_OP("TfDgcCompress")
     })
     .Doc(R"doc(
 Accumulates gradients into velocity and residual, in place, and takes the entries of
-largest magnitude out as one buffer (see docs/wire_format.md).
+largest magnitude out as one buffer (see docs/contributing/wire_format.md).
 
 gradients: one per tensor; [rows, ...] of a sparse one, which is zero elsewhere.
 velocity: variables, one per tensor, or none for accumulation without momentum.

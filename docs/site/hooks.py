@@ -1,14 +1,11 @@
-"""Hooks of the site: its first page, links to files, and the list of methods.
+"""Hooks of the site: links to files, and the list of methods.
 
-The README is the first page. Links to files that are no pages lead into the repository,
-if `repo_url` of mkdocs.yml is set. `<!-- methods -->` becomes the entries of all
-compression methods.
+Links to files that are no pages lead into the repository, if `repo_url` of mkdocs.yml
+is set. `<!-- methods -->` becomes the entries of all compression methods.
 """
 
 import pathlib
 import re
-
-from mkdocs.structure.files import File
 
 _ROOT = pathlib.Path(__file__).parents[2]
 _LINK = re.compile(r"\[([^\]]*)\]\((?!https?:|#|mailto:)([^)\s#]*)(#[^)\s]*)?\)")
@@ -25,27 +22,8 @@ def add_methods(markdown):
     return markdown.replace("<!-- methods -->", "\n".join(entries))
 
 
-def on_files(files, config):
-    """Add the README as the first page."""
-    text = (_ROOT / "README.md").read_text(encoding="utf-8")
-    content = _LINK.sub(lambda m: _moved(m, config), text)
-    files.append(File.generated(config, "index.md", content=content))
-    return files
-
-
-def _moved(match, config):
-    """Return a link of the README as one of a page in `docs`."""
-    text, path, anchor = match[1], match[2], match[3] or ""
-    target = (_ROOT / path).resolve()
-    if target.is_relative_to(_ROOT / "docs"):
-        return f"[{text}]({path.removeprefix('docs/')}{anchor})"
-    return _elsewhere(text, target, config)
-
-
 def on_page_markdown(markdown, page, config, files):
     """Change links to what is no page, such as a source file."""
-    if page.file.src_uri == "index.md":
-        return markdown
     markdown = add_methods(markdown)
     folder = (pathlib.Path(config["docs_dir"]) / page.file.src_uri).parent
 

@@ -1,4 +1,4 @@
-"""The CUDA kernels without TensorFlow: `pytest tests/gpu`, see docs/gpu.md."""
+"""The CUDA kernels without TensorFlow: `pytest tests/gpu`, see docs/research/gpu.md."""
 
 import pathlib
 import sys

@@ -39,7 +39,7 @@ def buffers_of(layout, num_workers, few=5, num_bad=0):
 
 
 def expected_targets(layout, buffers, descend):
-    """Return the targets, decoded as docs/wire_format.md describes."""
+    """Return the targets, decoded as docs/contributing/wire_format.md describes."""
     at = 5
     targets = []
     for size, k, value_type in layout:

@@ -194,7 +194,7 @@ def test_an_optimizer_prints_its_current_rate_while_tracing(strategies, num_work
 
 
 def test_loading_without_tf_dgc(monkeypatch, tmp_path):
-    """An error with the optimizer, but `compile=False` works (docs/using.md)."""
+    """An error with the optimizer, but `compile=False` works (docs/limits.md)."""
     model = keras.Sequential([keras.Input((40,)), keras.layers.Dense(50)])
     model.compile(dgc(), "mse")
     model.fit(normal((8, 40)), normal((8, 50)), verbose=0)

@@ -28,8 +28,8 @@ pytestmark = [
     pytest.mark.filterwarnings("ignore:`shuffle=True` was passed:UserWarning"),
     pytest.mark.filterwarnings("ignore:tf_dgc. there is one worker:UserWarning"),
 ]
-SERVER, TUTORIAL = "docs/server.md", "docs/tutorial.md"
-SLOW = {SERVER, "docs/advice.md"}
+SERVER, TUTORIAL = "docs/research/server.md", "docs/tutorial.md"
+SLOW = {SERVER, "docs/research/advice.md"}
 READERS = {
     "bash": str,  # tests/project/test_commands.py
     "ini": lambda text: configparser.ConfigParser().read_string(text),

@@ -68,7 +68,7 @@ def test_environment_variables_have_one_table():
 
 
 def section():
-    _, _, rest = text("docs/using.md").partition("\n## Environment variables\n")
+    _, _, rest = text("docs/limits.md").partition("\n## Environment variables\n")
     return rest.partition("\n## ")[0]
 
 

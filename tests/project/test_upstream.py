@@ -1,4 +1,4 @@
-"""The tests in docs/upstream.md fail with this Keras, so the workarounds are needed."""
+"""The tests in docs/research/upstream.md fail with this Keras, so the workarounds are needed."""
 
 import ast
 import pathlib
@@ -7,7 +7,7 @@ import re
 import pytest
 import tensorflow as tf
 
-PAGE = pathlib.Path(__file__).parents[2] / "docs/upstream.md"
+PAGE = pathlib.Path(__file__).parents[2] / "docs/research/upstream.md"
 BLOCKS = re.findall("```python\n(.*?)```", PAGE.read_text(), re.DOTALL)
 TESTS = [
     node.name

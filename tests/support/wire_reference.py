@@ -1,4 +1,4 @@
-"""The wire format in plain Python, written from docs/wire_format.md alone.
+"""The wire format in plain Python, written from docs/contributing/wire_format.md alone.
 
 A layout is a list of `(size, dtype, value_type)`, where all but the size are strings.
 The value type of an uncompressed tensor is "exempt", followed by a colon and a type if

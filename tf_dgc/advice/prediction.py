@@ -15,7 +15,7 @@ from tf_dgc.collectives import (
 )
 
 # Cost besides the links, measured between two processes on one machine: seconds of a
-# collective, of a round, and per byte (docs/advice.md).
+# collective, of a round, and per byte (docs/research/advice.md).
 LAUNCH, ROUND, PER_BYTE = 3e-4, 1e-4, 2.4e-9
 _GOODPUT = 0.956  # share of a link's rate that is not packet headers
 _LONG = 64e3  # bytes in flight above which TCP carries less, as measured

@@ -1,6 +1,6 @@
 """Warns of inner optimizers whose rules train badly with compressed gradients.
 
-The measurements are in `study/inner_optimizers.py` and docs/adam.md.
+The measurements are in `study/inner_optimizers.py` and docs/research/adam.md.
 """
 
 import warnings
