@@ -13,7 +13,7 @@ from common.gpu_contenders import (
 )
 
 # By name: parameters; bytes that a step with momentum reads and writes per entry of a
-# float32 gradient (docs/research/gpu.md); and the dtype of the vector to sum, or None for a
+# float32 gradient (gpu.md); and the dtype of the vector to sum, or None for a
 # method that is gathered.
 METHODS = {
     "two_bit": ((0.5,), 20, None),

@@ -1,4 +1,4 @@
-"""The wire format against a second implementation of docs/contributing/wire_format.md."""
+"""The wire format against a second implementation of wire_format.md."""
 
 import functools
 import itertools

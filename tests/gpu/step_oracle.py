@@ -1,6 +1,6 @@
 """The fused step in NumPy with exact bits, for up to 10^8 entries.
 
-Written from docs/contributing/wire_format.md and the comments of `custom_ops/cpu/compress.h`. All
+Written from wire_format.md and the comments of `custom_ops/cpu/compress.h`. All
 arithmetic is in float32, with one rounding per operation.
 """
 

@@ -1,4 +1,4 @@
-"""The tests in docs/research/upstream.md fail with this Keras, so the workarounds are needed."""
+"""The tests in upstream.md fail with this Keras, so the workarounds are needed."""
 
 import ast
 import pathlib

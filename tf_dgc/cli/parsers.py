@@ -75,8 +75,7 @@ def add_run(commands: Any, command: Command) -> None:
         "or by ssh on those of --hosts, show the output of the first worker, and end "
         "all of them as soon as one fails. With --max-restarts all are then restarted, "
         "up to K times, with the number of the attempt in TF_DGC_ATTEMPT; the script "
-        "resumes from its own backup. docs/several_machines.md describes other ways to start "
-        "on several machines.",
+        "resumes from its own backup.",
     )
     run.set_defaults(run=command, error=run.error)
     run.add_argument(
@@ -158,8 +157,7 @@ def add_serve(commands: Any, command: Command) -> None:
         help="run the parameter server that TF_CONFIG configures",
         description="Serve workers that train with tf_dgc.ServerOptimizer, at the "
         "address of this process's task of type ps in TF_CONFIG, until they have left. "
-        "`tf-dgc run --servers S` does so by itself. docs/research/server.md describes how the "
-        "server is protected.",
+        "`tf-dgc run --servers S` does so by itself.",
     )
     serve.set_defaults(run=command)
 
@@ -181,7 +179,7 @@ def add_collectives(commands: Any, command: Command) -> None:
         "collectives",
         help="list the collective algorithms",
         description="Print name, rounds and bytes of every algorithm for all-reduce "
-        "and all-gather, with its defaults; see docs/research/collectives.md for which to use.",
+        "and all-gather, with its defaults.",
     )
     collectives.set_defaults(run=command)
     collectives.add_argument(
@@ -218,7 +216,7 @@ def add_advise(commands: Any, command: Command) -> None:
         help="advise the fastest method for a model on given links",
         description="Time a step of a model on this machine with several methods, and "
         "print the predicted steps of several workers, each on a machine like this "
-        "one; * marks the advice. docs/research/advice.md says how accurate predictions are.",
+        "one; * marks the advice.",
     )
     advise.set_defaults(run=command, error=advise.error)
     advise.add_argument(

@@ -1,1 +1,1 @@
-"""Positions, values and buffers as 32-bit words, and back (docs/contributing/wire_format.md)."""
+"""Positions, values and buffers as 32-bit words, and back (wire_format.md)."""

@@ -1,6 +1,6 @@
 """Tensors of any number type as 32-bit words, and bit streams in words.
 
-Bit streams fill words from the least significant bit (docs/contributing/wire_format.md). Words are
+Bit streams fill words from the least significant bit (wire_format.md). Words are
 int32, but uint32 where bits are shifted right: a right shift of a negative int32 fills
 in ones.
 """

@@ -1,4 +1,4 @@
-"""Buffers: everything one worker sends in a step (docs/contributing/wire_format.md).
+"""Buffers: everything one worker sends in a step (wire_format.md).
 
 The buffer of a sparse step is a vector of int32 words: a header, then positions and
 values of every tensor. The vector of a dense step is a flag and all entries.

@@ -1,7 +1,7 @@
 """Elias-Fano: k ascending positions below n in about 2 + log2(n / k) bits each.
 
 The low `l = floor(log2(n / k))` bits of each position are stored as they are, the rest,
-which grows slowly, in unary (docs/contributing/wire_format.md). From Elias, "Efficient storage and
+which grows slowly, in unary (wire_format.md). From Elias, "Efficient storage and
 retrieval by content and address of static files", JACM 21 (1974).
 """
 

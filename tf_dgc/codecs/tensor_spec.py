@@ -45,7 +45,7 @@ class TensorSpec(NamedTuple):
 
     @property
     def wire_name(self) -> str:
-        """Value type, "exempt", or "exempt:" and a value type (docs/contributing/wire_format.md)."""
+        """Value type, "exempt", or "exempt:" and a value type (wire_format.md)."""
         if not self.uncompressed:
             return self.value_type
         suffix = f":{self.uncompressed_dtype}" if self.uncompressed_dtype else ""

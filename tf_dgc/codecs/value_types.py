@@ -1,4 +1,4 @@
-"""Value types: values as words, and back (docs/contributing/wire_format.md).
+"""Value types: values as words, and back (wire_format.md).
 
 The sender keeps in its residual what a narrow type loses.
 """

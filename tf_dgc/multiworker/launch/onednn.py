@@ -9,7 +9,7 @@ from collections.abc import Mapping
 VARIABLE = "TF_ENABLE_ONEDNN_OPTS"
 ADVICE = (
     f"TensorFlow leaves oneDNN off on this processor; {VARIABLE}=1 in the environment "
-    "of all workers often makes steps several times as fast (docs/research/performance.md). "
+    "of all workers often makes steps several times as fast. "
     f"{VARIABLE}=0 keeps it off without this line."
 )
 # TensorFlow 2.21 (tensorflow/core/util/port.cc) turns oneDNN on by itself on x86-64
