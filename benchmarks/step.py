@@ -61,7 +61,10 @@ COLUMNS = [
 ]
 
 # Memory of a worker: the peak in mode dgc. Other methods have more temporaries.
-_GIGABYTES = {"mlp": 1.8, "cnn": 1.0, "medium": 0.8, "tiny": 0.8, "resnet50": 2.0}
+_GIGABYTES = {
+    **{"mlp": 1.8, "cnn": 1.0, "medium": 0.8, "tiny": 0.8},
+    **{"resnet50": 2.0, "resnet50_224": 5.0},
+}
 
 _MODEL = flags.DEFINE_enum("model", "mlp", list(_GIGABYTES), "Model to train.")
 _LOOP = flags.DEFINE_enum(

@@ -6,7 +6,7 @@ import numpy as np
 from common.peers import PERCEPTRONS
 
 LARGE = (1024, 6592, 10)
-BATCH_SIZES = {"resnet50": 8, "large": 4, "images": 1024}
+BATCH_SIZES = {"resnet50": 8, "resnet50_224": 16, "large": 4, "images": 1024}
 
 
 def mlp():
@@ -63,14 +63,18 @@ def images():
 
 def resnet50():
     """Return ResNet-50 of `keras.applications`, for images of 64 pixels square."""
-    return keras.applications.ResNet50(
-        weights=None, input_shape=(64, 64, 3), classifier_activation=None
-    )
+    return _resnet50(64)
+
+
+def resnet50_224():
+    """Return ResNet-50 for images of the usual 224 pixels square."""
+    return _resnet50(224)
 
 
 MODELS = {
     **{"tiny": tiny, "medium": medium, "mlp": mlp, "large": large},
-    **{"cnn": cnn, "images": images, "resnet50": resnet50},
+    **{"cnn": cnn, "images": images},
+    **{"resnet50": resnet50, "resnet50_224": resnet50_224},
 }
 
 
@@ -79,6 +83,12 @@ def data(model, seed, batch_size):
     random = np.random.default_rng(seed)
     x = random.standard_normal((batch_size, *model.input_shape[1:]), np.float32)
     return x, random.integers(0, model.output_shape[1], batch_size)
+
+
+def _resnet50(pixels):
+    return keras.applications.ResNet50(
+        weights=None, input_shape=(pixels, pixels, 3), classifier_activation=None
+    )
 
 
 def _mlp(inputs, units, classes, use_bias=True):
