@@ -14,6 +14,7 @@ import tensorflow as tf
 import tf_dgc
 from tf_dgc._internals import rpc
 from tf_dgc.multiworker.launch import launcher
+from tf_dgc.server import worker
 from tf_dgc.server.process import ServerLoop
 from tf_dgc.server.sessions import Limits
 
@@ -96,6 +97,10 @@ class ServerGroup:
         for optimizer in self._optimizers:  # or their threads run on in other tests
             optimizer.leave()
         self._stack.close()
+        # A later test's server may have the same port; its runs are others.
+        addresses = {server.address for server in self.servers}
+        for task in [t for t in worker._current_runs if addresses & {*t.servers}]:
+            del worker._current_runs[task]
 
     @property
     def loop(self):
@@ -121,19 +126,19 @@ class ServerGroup:
         variables.sort(key=lambda v: int(v.name[1:]))
         return [v.numpy() for v in variables]
 
-    def config(self, worker):
+    def config(self, index):
         cluster = {
             "ps": [server.address for server in self.servers],
             "worker": [f"127.0.0.1:{i + 1}" for i in range(self.num_workers)],
         }
         return json.dumps(
-            {"cluster": cluster, "task": {"type": "worker", "index": worker}}
+            {"cluster": cluster, "task": {"type": "worker", "index": index}}
         )
 
-    def optimizer(self, monkeypatch, worker, inner, *args, **settings):
+    def optimizer(self, monkeypatch, index, inner, *args, **settings):
         """Return the optimizer of a worker."""
         with monkeypatch.context() as patch:
-            patch.setenv("TF_CONFIG", self.config(worker))
+            patch.setenv("TF_CONFIG", self.config(index))
             optimizer = tf_dgc.ServerOptimizer(inner, *args, **settings)
         self._optimizers.append(optimizer)
         return optimizer
