@@ -18,7 +18,7 @@ from tf_dgc.server import worker
 from tf_dgc.server.process import ServerLoop
 from tf_dgc.server.sessions import Limits
 
-QUICK = Limits(lease=30.0, start=20.0, wait=20.0, work=60.0, hold=0.2)
+QUICK = Limits(lease=60.0, start=60.0, wait=60.0, work=120.0, hold=0.2)
 
 
 class Server:
@@ -168,7 +168,7 @@ class TracedTrainer:
         return [v.numpy() for v in self.variables]
 
 
-def run_together(*functions, seconds=60.0):
+def run_together(*functions, seconds=180.0):
     """Run each function in a thread; return their results, or raise their error."""
     results, errors = [None] * len(functions), [None] * len(functions)
 
