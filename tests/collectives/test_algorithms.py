@@ -99,8 +99,9 @@ def test_subclass_of_ring_is_not_taken_for_a_ring(strategies):
 
 @pytest.mark.parametrize("num_workers", [1, 2, 5])
 def test_example_in_the_docs(num_workers):
-    text = (ROOT / "docs" / "collectives.md").read_text().split("## Writing one")[1]
-    (code,) = re.findall(r"```python\n(.*?)```", text, re.S)
+    text = (ROOT / "docs/research/collectives.md").read_text()
+    section = text.split("## Writing an algorithm")[1]
+    (code,) = re.findall(r"```python\n(.*?)```", section, re.S)
     names = {"tf_dgc": tf_dgc}
     exec(code, names)
     vectors = np.arange(3 * num_workers, dtype="float32").reshape(num_workers, 3)

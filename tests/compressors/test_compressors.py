@@ -300,7 +300,7 @@ def test_methods_that_move_rows_without_a_gradient_are_documented():
         type(contract.make_compressor(c)) for c in contract.CASES if moves_idle_rows(c)
     }
     root = pathlib.Path(__file__).parents[2]
-    text = (root / "docs" / "methods.md").read_text()
+    text = (root / "docs/research/methods.md").read_text()
     table = text.partition("## Rows without a gradient")[2].partition("To keep")[0]
     documented = set(re.findall(r"`([A-Z]\w+)", table))
     # `GlobalTopK` sends the same entries as `TopK` of all tensors together.
