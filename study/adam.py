@@ -8,14 +8,15 @@ AdamW, with compression with and without Adam correction, and with rival algorit
 Each has its own learning rate, the best of at least four for a seed that is not used
 again; rates decay by a cosine. `--list` shows the runs, `--runs` selects some of them.
 Rate searches use runs of the full length, or of `--search_steps` if that is less;
-`rate after` is their number of steps.
+`search steps` is their number of steps.
 
 A row is appended to `--json` when a run ends, and a killed run resumes from its last
 checkpoint. The same command does only the missing runs. `--from_json` reports rows
-without training. `total ratio` is the compression ratio of a whole run, `then` of the
-steps after the first fifth, and `apart` the same without uncompressed tensors.
-`to dense` is the mean difference to the dense runs of the same seeds, `to control` to
-the same update rule without compression, each with half of its 95 % interval (Student).
+without training. `total ratio` is the compression ratio of a whole run, `late ratio` of
+the steps after the first fifth, and `compressed tensors` the same without uncompressed
+tensors. `vs. dense` is the mean difference from the dense runs of the same seeds,
+`vs. control` from the same update rule without compression, each with half of its 95 %
+interval (Student). `half range` is half of the range over the seeds.
 `at 1/25` is the loss when a run had sent a 25th of all bytes of a dense run. Runs that
 send more are then in the middle of their cosine decay, at a high rate, unlike a shorter
 run.
@@ -72,17 +73,17 @@ MAX_FURTHER_RATES = 4  # beyond the edge of a search
 COLUMNS = [
     ("method", "method", ""),
     ("rate", "rate", ".2g"),
-    ("searched", "rate after", ",d"),
-    ("edge", "at the edge", ""),
+    ("searched", "search steps", ",d"),
+    ("edge", "edge of search", ""),
     ("value", "loss", ".4f"),
-    ("spread", "+-", ".4f"),
-    ("to_dense", "to dense", "+.4f"),
-    ("to_dense_half_width", "95 %", ".4f"),
-    ("to_control", "to control", "+.4f"),
-    ("to_control_half_width", "95 %", ".4f"),
+    ("spread", "half range", ".4f"),
+    ("to_dense", "vs. dense", "+.4f"),
+    ("to_dense_half_width", "± 95 %", ".4f"),
+    ("to_control", "vs. control", "+.4f"),
+    ("to_control_half_width", "± 95 %", ".4f"),
     ("ratio", "total ratio", ",.1f"),
-    ("then", "then", ",.1f"),
-    ("apart", "apart", ",.0f"),
+    ("then", "late ratio", ",.1f"),
+    ("apart", "compressed tensors", ",.0f"),
     ("minutes", "minutes", ".1f"),
     ("xla", "XLA", ""),
 ]

@@ -9,10 +9,10 @@ one in the first twentieth (`early`; the default of `dgc_for_steps` up to 2,000 
 75 %). Each run has the learning rate of the recipe, or one that rises to it linearly
 over the first tenth (`rising`). `--list` shows the runs, `--runs` selects some of them.
 
-reached     final metric, mean over seeds, and its standard deviation
+mean        final metric, mean over seeds, and its standard deviation
 loss        training loss over the last eighth of the steps
-to dense    mean difference to the dense runs of the same seeds, with half of its 95 %
-            interval (Student); `to rising`, to dense runs with a rising rate
+vs. dense   mean difference from the dense runs of the same seeds, with half of its 95 %
+            interval (Student); `vs. dense rising`, from dense runs with a rising rate
 bytes/step  bytes that a worker passes to the collectives
 
 `--data` is the folder that has `tensorflow_datasets`. `--tuning` does not use the test

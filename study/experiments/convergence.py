@@ -9,10 +9,10 @@ from tasks.small import TASKS
 
 COLUMNS = [
     ("method", "method", ""),
-    ("value", "reached", ".4f"),
-    ("spread", "+-", ".4f"),
-    ("difference", "to dense", "+.4f"),
-    ("half_width", "95 %", ".4f"),
+    ("value", "mean", ".4f"),
+    ("spread", "std", ".4f"),
+    ("difference", "vs. dense", "+.4f"),
+    ("half_width", "± 95 %", ".4f"),
     ("bytes_per_step", "bytes/step", ",.0f"),
     ("ratio", "ratio", ",.1f"),
     ("bytes_to_target", "bytes to target", ",.0f"),

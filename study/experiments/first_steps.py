@@ -20,13 +20,13 @@ DENSE, DENSE_RISING = "dense", "dense rising"
 COLUMNS = [
     ("method", "method", ""),
     ("seeds", "seeds", "d"),
-    ("value", "reached", ".4f"),
-    ("spread", "+-", ".4f"),
+    ("value", "mean", ".4f"),
+    ("spread", "std", ".4f"),
     ("loss", "loss", ".4f"),
-    ("difference", "to dense", "+.4f"),
-    ("half_width", "95 %", ".4f"),
-    ("to_rising", "to rising", "+.4f"),
-    ("rising_half_width", "95 %", ".4f"),
+    ("difference", "vs. dense", "+.4f"),
+    ("half_width", "± 95 %", ".4f"),
+    ("to_rising", "vs. dense rising", "+.4f"),
+    ("rising_half_width", "± 95 %", ".4f"),
     ("bytes_per_step", "bytes/step", ",.0f"),
 ]
 

@@ -180,7 +180,7 @@ def _notes(row, dense, searches):
     if factor != 1:
         notes.append(f"rate x {factor:.2g}")
     if rate_search.edge(row["rate"], rates):
-        notes.append("at the edge")
+        notes.append("edge of search")
     return notes
 
 

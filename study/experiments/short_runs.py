@@ -303,10 +303,10 @@ RUNS = {
 SETTING = ["task", "steps", "workers"]
 COLUMNS = [
     ("method", "method", ""),
-    ("value", "reached", ".4f"),
-    ("spread", "+-", ".4f"),
-    ("difference", "to dense", "+.4f"),
-    ("half_width", "95 %", ".4f"),
+    ("value", "mean", ".4f"),
+    ("spread", "std", ".4f"),
+    ("difference", "vs. dense", "+.4f"),
+    ("half_width", "± 95 %", ".4f"),
     ("bytes_per_step", "bytes/step", ",.0f"),
     ("gap", "gap", ".2f"),
 ]

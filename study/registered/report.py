@@ -32,11 +32,11 @@ this).
 
 "Handed to collectives" counts one worker's own contribution: the whole vector of an
 all-reduce, one payload of an all-gather. Links carry other amounts. On a ring of N
-workers, each sends 2 (N - 1)/N of the vector, or N - 1 payloads. So the ratio on a ring
-is 2/N of the ratio of handed bytes if all of them are gathered."""
+workers, each sends 2 (N - 1)/N of the vector, or N - 1 payloads. So the ring ratio is
+2/N of the ratio of handed bytes if all of them are gathered."""
 _PAPERS = """\
 The paper counts 6 bytes per sparse entry after warm-up, and one-dimensional tensors in
-full. Ratios above that are not `at the end` are of a whole run."""
+full. Ratios above are of a whole run, unless their column says `at the end`."""
 _STYLE = """\
 body {font-family: sans-serif; max-width: 60em; margin: 2em auto; line-height: 1.4}
 table {border-collapse: collapse} td, th {border: 1px solid #ccc; padding: 0.2em 0.6em}
@@ -156,15 +156,15 @@ def _time_over_links(rows, out):
     name = "over-links.svg"
     pictures.draw_over_time(rows, out / name)
     lines = [_line(row) for row in time_to_accuracy.summaries(rows)]
-    headings = ["task", "rate", "method", "seeds", "accuracy %", "to dense, points"]
-    headings += ["s to target", "dense's time by its", "processor"]
+    headings = ["task", "rate", "method", "seeds", "accuracy %", "vs. dense, points"]
+    headings += ["seconds to target", "speedup over dense", "processor"]
     picture = f"![accuracy against time]({name})"
     title = "## Time to an accuracy, over real links"
     return "\n\n".join([title, _TIME_OVER_LINKS, table(headings, lines), picture])
 
 
 def _line(row):
-    not_reached = f"{row['reached']} of {row['runs']} came to it"
+    not_reached = f"{row['reached']} of {row['runs']} reached it"
     return [
         *(row[name] for name in ("task", "rate", "mode", "runs")),
         f"{100 * row['value']:.2f}" if "value" in row else f"{row['failures']} failed",

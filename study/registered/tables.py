@@ -34,8 +34,8 @@ def answers(comparisons):
                 _ratio(dense_bytes, dgc_bytes),
             ]
         )
-    headings = ["", "", "dense", "dgc", "pairs", "difference", "in", "margin"]
-    return table([*headings, "ratio of bytes handed"], lines)
+    headings = ["", "", "dense", "dgc", "pairs", "difference", "unit", "margin"]
+    return table([*headings, "ratio of bytes"], lines)
 
 
 def methods(comparison):
@@ -49,10 +49,10 @@ def methods(comparison):
         for label in comparison.labels
     ]
     headings = ["method", "runs", "failed", _metric(comparison)]
-    headings += ["pairs", "dense of these"]
-    headings += [f"to dense, {comparison.unit.of_difference}"]
-    headings += ["margin", "MB handed to collectives", "ratio of these"]
-    headings += ["at the end", "ratio on a ring", "at its end"]
+    headings += ["pairs", "dense, same seeds"]
+    headings += [f"vs. dense, {comparison.unit.of_difference}"]
+    headings += ["margin", "MB handed to collectives", "ratio"]
+    headings += ["ratio at the end", "ring ratio", "ring ratio at the end"]
     return table(headings, lines)
 
 
@@ -98,8 +98,8 @@ def against_papers(comparisons):
         ratio = f"{papers.ratio(_shapes(comparison)):,.0f}"
         paper_cells = [title(comparison), dense, dgc, model]
         lines.append([*paper_cells, *_dense_and_dgc(comparison), ratio])
-    headings = ["", "dense there", "DGC there", "model", "dense here", "DGC here"]
-    headings += ["pairs", "difference here", "in", "ratio as they count"]
+    headings = ["", "dense, paper", "DGC, paper", "paper's model", "dense", "dgc"]
+    headings += ["pairs", "difference", "unit", "ratio as in the paper"]
     return table(headings, lines) if lines else ""
 
 
@@ -126,14 +126,14 @@ def _shapes(comparison):
 
 
 def _label_with_note(comparison, label):
-    """Return a label, and which seeds had been seen when it was added to the plan."""
+    """Return a label, and the seeds evaluated before it was added to the plan."""
     seen = plan.SEEDS_SEEN.get(label, {}).get(comparison.task, ())
     if not seen:
         return label
-    text = f"{label} (as it is since {_seeds(seen)} had been seen"
+    text = f"{label} (defined after {_seeds(seen)} had been evaluated"
     excluded = plan.EXCLUDED_SEEDS.get(label, {}).get(comparison.task, ())
     if excluded:
-        text += f"; not of the pairs: {_seeds(excluded)}, which led to it"
+        text += f"; pairs exclude {_seeds(excluded)}, which led to it"
     return text + ")"
 
 

@@ -185,8 +185,8 @@ def test_report_has_methods_failures_and_papers(tmp_path):
     )
     cells = dict(zip(columns, dgc.strip("|").split("|"), strict=True))
     assert int(cells["pairs"]) == 1  # without seed 0
-    assert float(cells["dense of these"]) < 1
-    assert "| dgc unmasked (as it is since seeds 0 and 1 had been seen) |" in page
+    assert float(cells["dense, same seeds"]) < 1
+    assert "| dgc unmasked (defined after seeds 0 and 1 had been evaluated) |" in page
     answers = page.partition("## How to read this")[0]
     (line,) = (
         x for x in answers.splitlines() if x.startswith("| cifar10, 4 workers |")
@@ -201,7 +201,7 @@ def test_report_has_methods_failures_and_papers(tmp_path):
     assert "| 93.75 | 93.87 |" in page
     assert "| 72.3 | 72.24 |" in page
     assert "## cifar10 with 3 blocks, stride 1, 4 workers" in page
-    assert "| ratio of these | at the end | ratio on a ring | at its end |" in page
+    assert "| ratio | ratio at the end | ring ratio | ring ratio at the end |" in page
     html = (tmp_path / "report.html").read_text(encoding="utf-8")
     assert html.count("<table>") == 6
     for name in re.findall(r'src="(.+?)"', html):
@@ -234,6 +234,6 @@ def test_report_of_time_over_links(tmp_path):
     assert cells["dense"][4:9] == ["2", "90.00", "", "25.0", ""]
     assert cells["dgc"][4:8] == ["2", "91.00", "+1.00 ± 0.00", "7.5"]
     assert cells["dgc"][8].startswith("3.46 (")  # the root of 4 times 3
-    assert cells["late"][4:9] == ["1", "89.00", "-1.00", "0 of 1 came to it", ""]
+    assert cells["late"][4:9] == ["1", "89.00", "-1.00", "0 of 1 reached it", ""]
     assert cells["dead"][5] == "1 failed"
     assert (tmp_path / "over-links.svg").stat().st_size > 1000

@@ -43,11 +43,11 @@ def test_cells_mark_rates_at_the_edge():
     inside = search_rows("top_k", {0.6: 3.0, 2: 2.0, 6: 4.0})
     rows = [*DENSE, *at_edge, *inside, *runs]
     (line,) = summaries(rows, higher_is_better=False)
-    assert line["dgc"] == "+0.2000 (rate x 3, at the edge)"
+    assert line["dgc"] == "+0.2000 (rate x 3, edge of search)"
     assert line["top_k"] == "+0.1000"
     dense = [*search_rows("dense", {1: 2.0, 2: 3.0}), row("dense", 1, 0, 2.0)]
     (line,) = summaries(dense, higher_is_better=False)
-    assert line["dense"] == "2.0000 (at the edge)"
+    assert line["dense"] == "2.0000 (edge of search)"
 
 
 def test_best_rate_of_the_search_is_used():
@@ -58,7 +58,7 @@ def test_best_rate_of_the_search_is_used():
         (line,) = summaries([*DENSE, *search, *rows], higher_is_better=True)
         assert line["dgc"] == "+0.7500 ± 0.3536"
         (line,) = summaries([*DENSE, *search, *rows], higher_is_better=False)
-        assert line["dgc"] == "+0.0000 (rate x 0.5, at the edge)"
+        assert line["dgc"] == "+0.0000 (rate x 0.5, edge of search)"
     (line,) = summaries([*DENSE, *runs], higher_is_better=False)
     assert line["dgc"] == "+0.7500 ± 0.3536"
 

@@ -7,7 +7,7 @@ from common import reporting, resumable
 from experiments import short_runs
 
 ROWS = pathlib.Path(__file__).parents[1] / "rows"
-DOCS = pathlib.Path(__file__).parents[2] / "docs"
+DOCS = pathlib.Path(__file__).parents[2] / "docs" / "research"
 
 
 def make_rows(**values):
