@@ -47,7 +47,9 @@ def test_top_level_tests_are_named_after_modules():
 
 def test_names_in_the_design_exist():
     """Every file, and every name that the page places in a file."""
-    text = (TESTS.parent / "docs" / "design.md").read_text(encoding="utf-8")
+    text = (TESTS.parent / "docs" / "contributing" / "design.md").read_text(
+        encoding="utf-8"
+    )
     files = set(re.findall(r"`([\w/]+\.py)`", text))
     places = re.findall(r"`([\w.]+)`(?:, `[\w.]+`)* in `([\w/]+\.py)`", text)
     assert len(files) > 40
