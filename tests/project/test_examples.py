@@ -179,9 +179,9 @@ def test_two_sites(tmp_path):
     assert int(re.findall(r"per round, 1/(\d+)", output)[0]) > 20
 
 
-def run_short(script, *flags):
-    """Run a short example on two workers; return its output."""
-    command = [sys.executable, "-m", "tf_dgc", "run", "--workers", "2"]
+def run_short(script, *flags, workers=2):
+    """Run a short example; return its output."""
+    command = [sys.executable, "-m", "tf_dgc", "run", "--workers", str(workers)]
     finished = programs.run([*command, EXAMPLES / script, *flags], merged=True)
     assert finished.returncode == 0
     return finished.stdout
@@ -192,6 +192,20 @@ def find_numbers(pattern, text):
     (numbers,) = re.findall(pattern, text)
     numbers = [numbers] if isinstance(numbers, str) else numbers
     return [float(number.replace(",", "")) for number in numbers]
+
+
+@pytest.mark.workers
+@pytest.mark.parametrize(
+    "workers",
+    [
+        pytest.param(1, marks=pytest.mark.exhaustive),
+        pytest.param(2, marks=pytest.mark.slow),
+    ],
+)
+def test_generator(workers):
+    output = run_short("generator.py", workers=workers)
+    assert find_numbers(r"accuracy (\S+)% after 200 steps", output)[0] > 80
+    assert find_numbers(r"bytes per step, 1/(\d+)", output)[0] > 20
 
 
 @pytest.mark.exhaustive
@@ -262,7 +276,7 @@ def test_mixed_precision(policy, optimizer):
 
 SHORT = """
     image_classification text_classification gan custom_train_step transfer_learning
-    mixed_precision server_embedding
+    mixed_precision server_embedding generator
 """
 
 

@@ -32,16 +32,19 @@ def test_the_tutorial(tmp_path, monkeypatch):
     for name, text in files().items():
         pathlib.Path(name).write_text(text)
     command = [sys.executable, "-m", "tf_dgc", "run", "--workers", "2", "train.py"]
-    finished = programs.run(command, merged=True)
-    assert finished.returncode == 0, finished.stdout
-    record = json.loads(pathlib.Path("run/run.json").read_text())
-    assert record["workers"] == 2
-    assert [e["steps"] for e in record["epochs"]] == [56 * i for i in range(1, 7)]
-    assert record["epochs"][-1]["logs"]["val_accuracy"] > 0.85
+    for flags, folder in (["--dense"], "dense"), ([], "run"):
+        finished = programs.run([*command, *flags], merged=True)
+        assert finished.returncode == 0, finished.stdout
+        record = json.loads(pathlib.Path(folder, "run.json").read_text())
+        assert record["workers"] == 2
+        assert [e["steps"] for e in record["epochs"]] == [56 * i for i in range(1, 7)]
+        logs = record["epochs"][-1]["logs"]
+        assert logs["val_accuracy"] > 0.85
+        assert f"bytes_per_step: {logs['bytes_per_step']:.4f}" in PAGE.read_text()
     served = programs.run([sys.executable, "serve.py"])
     assert served.returncode == 0, served.stderr
     assert re.search(r"\[\[.*\]\]", served.stdout)
     assert pathlib.Path("run/served/1/saved_model.pb").exists()
-    page = [sys.executable, "-m", "tf_dgc", "report", "run/run.json"]
+    page = [sys.executable, "-m", "tf_dgc", "report", "dense/run.json", "run/run.json"]
     assert programs.run(page).returncode == 0
     assert "<svg" in pathlib.Path("report.html").read_text()
