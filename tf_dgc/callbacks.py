@@ -7,9 +7,11 @@ from typing import Any, TypeAlias
 
 import keras
 
+from tf_dgc._internals import keras_trainer
 from tf_dgc.arguments import show
 from tf_dgc.compressors import NoCompression, Sparsifier
 from tf_dgc.local.optimizer import LocalOptimizer
+from tf_dgc.metrics import NOTHING_SENT, CompressionStats, quotient
 from tf_dgc.multiworker import consensus
 from tf_dgc.multiworker.callbacks import BackupAndRestore, ModelCheckpoint
 from tf_dgc.optimizers.compressed import CompressedOptimizer
@@ -23,18 +25,23 @@ __all__ = [
     "find_compressed_optimizer",
 ]
 
+_SHOWN = ("compression_ratio", "bytes_per_step")  # in the progress line
+
 MonitoredOptimizer: TypeAlias = CompressedOptimizer | LocalOptimizer | ServerOptimizer
 
 
 class CompressionMonitor(keras.callbacks.Callback):
     """Adds communication statistics to the logs of every epoch.
 
-    The logs gain `bytes_per_step`, `dense_bytes_per_step`, `entries_per_step` and
-    `compression_ratio` of the last step, `total_compression_ratio` and `total_bytes`
-    since the start, warm-up included, `iterations` of the optimizer, and
-    `nonfinite_gradients`. Callbacks further down the list see them: put
-    `CompressionMonitor` before `TensorBoard` and `CSVLogger`; `History` always has
-    them.
+    Keras's progress line shows two: `compression_ratio`, the dense bytes of the epoch
+    divided by the sent bytes, and `bytes_per_step`, the mean of the epoch. They are NaN
+    if the epoch sent nothing.
+
+    `History`, the record (`path`) and callbacks further down the list, such as
+    `TensorBoard` and `CSVLogger`, also get `dense_bytes_per_step` and
+    `entries_per_step` of the epoch, `total_compression_ratio` and `total_bytes` since
+    the start, warm-up included, `iterations` of the optimizer, and
+    `nonfinite_gradients`. Put `CompressionMonitor` before callbacks that write logs.
 
     With `Diagnostics(track_staleness=True)`, the logs also gain `staleness_mean`,
     `staleness_p99` and `staleness_max`: the steps since entries were last sent, on this
@@ -78,6 +85,7 @@ class CompressionMonitor(keras.callbacks.Callback):
         super().__init__()
         self._passed = None if optimizer is None else _optimizers_by_prefix(optimizer)
         self._warned = False
+        self._stats_at_begin: dict[str, CompressionStats] = {}  # of this epoch
         self._recorder: Recorder | None = None
         if path is not None:
             if not isinstance(path, str | os.PathLike) or not os.fspath(path):
@@ -94,7 +102,9 @@ class CompressionMonitor(keras.callbacks.Callback):
             self._recorder.begin_fit()
 
     def on_epoch_begin(self, epoch: int, logs: dict[str, Any] | None = None) -> None:
-        """Read the record of earlier epochs, at the first epoch."""
+        """Note what was sent before; at the first epoch, read the record."""
+        optimizers = self._optimizers()
+        self._stats_at_begin = {prefix: o.stats for prefix, o in optimizers.items()}
         if self._recorder and self._is_chief():
             self._recorder.begin_epoch(epoch, self._optimizers_by_name())
 
@@ -102,9 +112,14 @@ class CompressionMonitor(keras.callbacks.Callback):
         """Add the statistics to the logs, and write the record."""
         self._warn_if_useless()
         logs = {} if logs is None else logs
+        hidden = []
         for prefix, optimizer in self._optimizers().items():
-            for key, value in _statistics(optimizer).items():
+            earlier = self._stats_at_begin.get(prefix, NOTHING_SENT)
+            for key, value in _statistics(optimizer, earlier).items():
                 logs[prefix + key] = value
+                if key not in _SHOWN:
+                    hidden.append(prefix + key)
+        keras_trainer.hide_from_progress_line(self.model, logs, hidden)
         if self._recorder and self._is_chief():
             by_name = self._optimizers_by_name()
             try:
@@ -175,13 +190,19 @@ def _optimizers_by_prefix(optimizer: Any) -> dict[str, MonitoredOptimizer]:
     return by_prefix
 
 
-def _statistics(optimizer: MonitoredOptimizer) -> dict[str, float]:
+def _statistics(
+    optimizer: MonitoredOptimizer, earlier: CompressionStats
+) -> dict[str, float]:
+    """Return logs by name; means are over the steps since `earlier`."""
     stats = optimizer.stats
+    steps = stats.steps - earlier.steps
+    num_bytes = stats.bytes - earlier.bytes
+    dense_bytes = stats.dense_bytes - earlier.dense_bytes
     logs: dict[str, float] = {
-        "bytes_per_step": stats.bytes_per_step,
-        "dense_bytes_per_step": stats.dense_bytes_per_step,
-        "entries_per_step": stats.entries_per_step,
-        "compression_ratio": stats.ratio,
+        "compression_ratio": quotient(dense_bytes, num_bytes),
+        "bytes_per_step": quotient(num_bytes, steps),
+        "dense_bytes_per_step": quotient(dense_bytes, steps),
+        "entries_per_step": quotient(stats.entries - earlier.entries, steps),
         "total_compression_ratio": stats.total_ratio,
         "total_bytes": stats.bytes,
         "iterations": int(optimizer.iterations),

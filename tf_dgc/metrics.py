@@ -45,16 +45,20 @@ class CompressionStats:
     @property
     def ratio(self) -> float:
         """Dense bytes divided by sent bytes, in the last step; NaN before the first."""
-        return _ratio(self.dense_bytes_per_step, self.bytes_per_step)
+        return quotient(self.dense_bytes_per_step, self.bytes_per_step)
 
     @property
     def total_ratio(self) -> float:
         """Dense bytes divided by sent bytes since the start, warm-up included."""
-        return _ratio(self.dense_bytes, self.bytes)
+        return quotient(self.dense_bytes, self.bytes)
 
 
-def _ratio(dense: int, sent: int) -> float:
-    return dense / sent if sent else float("nan")
+def quotient(amount: int, divisor: int) -> float:
+    """Return a quotient, NaN if nothing was counted."""
+    return amount / divisor if divisor else float("nan")
+
+
+NOTHING_SENT = CompressionStats(0, 0, 0, 0, 0, 0, 0, 0)
 
 
 _COUNTERS = [f.name for f in dataclasses.fields(CompressionStats) if f.type is int]

@@ -408,3 +408,24 @@ def build_metrics(model: keras.Model, batch: Any) -> None:
 def start_fit_at(model: keras.Model, epoch: int | None) -> None:
     """Make `fit`, called in `on_train_begin`, start at an epoch (`_initial_epoch`)."""
     model._initial_epoch = epoch
+
+
+def hide_from_progress_line(
+    model: keras.Model, logs: dict[str, Any], names: Sequence[str]
+) -> None:
+    """Remove logs of the epoch that ends once the user's callbacks have read them."""
+    # `CallbackList` passes one dictionary to the user's callbacks, then to `History`,
+    # which keeps the logs, then to `ProgbarLogger`, which prints them.
+    history = getattr(model, "history", None)
+    if not isinstance(history, keras.callbacks.History):
+        return  # `fit` did not call
+    stock = history.on_epoch_end
+
+    def on_epoch_end(epoch: int, epoch_logs: dict[str, Any] | None = None) -> None:
+        vars(history).pop("on_epoch_end", None)  # only for this epoch
+        stock(epoch, epoch_logs)
+        if epoch_logs is logs:
+            for name in names:
+                logs.pop(name, None)
+
+    history.on_epoch_end = on_epoch_end

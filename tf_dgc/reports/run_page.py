@@ -121,7 +121,7 @@ def _curve(
 
 
 def _ratios(runs: dict[str, RunRecord]) -> Iterable[str]:
-    names = {"compression_ratio": "last step", "total_compression_ratio": "since start"}
+    names = {"compression_ratio": "epoch", "total_compression_ratio": "since start"}
     panels = _panels(runs, names, "dense bytes by sent bytes", "y")
     if panels:
         yield page.heading("Ratio")
