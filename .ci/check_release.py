@@ -24,7 +24,8 @@ from collections.abc import Iterator
 
 Files = dict[str, bytes]
 _MADE_BY_SETUPTOOLS = r"PKG-INFO|setup\.cfg|[^/]*\.egg-info/.*"
-_NEEDED = r"tf_dgc/.*\.(py|typed)|custom_ops/.*|pyproject\.toml|setup\.py|README\.md"
+_PACKAGE = r"tf_dgc/.*\.(py|typed)|tf_dgc/cli/tables\.json"
+_NEEDED = rf"{_PACKAGE}|custom_ops/.*|pyproject\.toml|setup\.py|README\.md"
 _NATIVE = r"tf_dgc/_native/([\d.]+)/(libtf_dgc_ops\.so|stamp\.json)"
 
 
@@ -104,7 +105,7 @@ def in_wheel(content: bytes, tagged: Files) -> Iterator[str]:
         for name, data in files.items()
         if ".dist-info/" not in name and name not in native
     }
-    yield from _differences(ours, tagged, r"tf_dgc/.*\.(py|typed)")
+    yield from _differences(ours, tagged, _PACKAGE)
     yield from _libraries(native, tagged)
 
 

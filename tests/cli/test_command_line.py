@@ -1,6 +1,7 @@
 """The command line loads TensorFlow only when a command needs it."""
 
 import importlib.util
+import json
 import os
 import re
 import subprocess
@@ -48,7 +49,10 @@ def run(arguments, tmp_path):
     [
         (["--help"], 0, "doctor"),
         (["--version"], 0, f"tf_dgc {tf_dgc.__version__}"),
+        (["run", "--help"], 0, "--max-restarts"),
         (["run", "--workers", "2", "script.py"], 0, "hello"),
+        (["methods"], 0, "power_sgd"),
+        (["collectives"], 0, "gtopk"),
     ],
 )
 def test_answers_without_tensorflow(command, tmp_path, module, arguments, code, text):
@@ -63,6 +67,25 @@ def test_answers_without_tensorflow(command, tmp_path, module, arguments, code, 
     assert imported.isdisjoint(HEAVY)
     seconds = sum(after[2:4]) - sum(before[2:4])  # of finished children
     assert seconds < LIMIT
+
+
+@pytest.mark.parametrize("code", [0, 1])
+def test_report_without_tensorflow(command, tmp_path, code):
+    epoch = {"epoch": 0, "logs": {"loss": 1.0}, "steps": 1}
+    run_record = {
+        "format": 1,
+        "model": "m",
+        "workers": 1,
+        "versions": {},
+        "methods": {},
+        "variables": [],
+        "epochs": [epoch],
+    }
+    (tmp_path / "run.json").write_text("{" if code else json.dumps(run_record))
+    exit_code, output, imported = run([*command, "report", "run.json"], tmp_path)
+    assert exit_code == code, output
+    assert ("A record must be a file" if code else "report.html: run, ") in output
+    assert imported.isdisjoint({"tensorflow", "keras"})
 
 
 LOG = "0000 00:00:1795899164.881442   10353 port.cc:153] "
@@ -85,7 +108,7 @@ raise ImportError(f"no AVX, level {{level}}")
         ("raise", "0", 1, None),
     ],
 )
-@pytest.mark.parametrize("name", ["doctor", "methods"])
+@pytest.mark.parametrize("name", ["doctor", "methods --size 16"])
 def test_commands_hide_the_log_of_tensorflow(
     command, tmp_path, monkeypatch, name, end, level, code, errors
 ):
@@ -97,7 +120,7 @@ def test_commands_hide_the_log_of_tensorflow(
         monkeypatch.setenv("TF_CPP_MIN_LOG_LEVEL", level)
     path = os.pathsep.join([str(tmp_path), os.path.dirname(tf_dgc.__path__[0])])
     result = subprocess.run(
-        [sys.executable, *command, name],
+        [sys.executable, *command, *name.split()],
         env={**os.environ, "PYTHONPATH": path},
         capture_output=True,
         text=True,
@@ -113,11 +136,13 @@ def test_commands_hide_the_log_of_tensorflow(
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", ["doctor", "collectives", "methods"])
+@pytest.mark.parametrize(
+    "name", ["doctor", "collectives --workers 3", "methods --size 16"]
+)
 def test_commands_write_nothing_to_stderr(command, tmp_path, monkeypatch, name):
     monkeypatch.delenv("TF_CPP_MIN_LOG_LEVEL", raising=False)
     result = subprocess.run(
-        [sys.executable, *command, name],
+        [sys.executable, *command, *name.split()],
         env={**os.environ, "PYTHONPATH": os.path.dirname(tf_dgc.__path__[0])},
         cwd=tmp_path,
         capture_output=True,

@@ -28,17 +28,31 @@ def _doctor(options: argparse.Namespace) -> int:
 
 
 def _methods(options: argparse.Namespace) -> int:
-    _load()
     from tf_dgc.cli import listing
 
-    return listing.main(options.size)
+    if options.size == listing.SIZE:
+        rows = listing.read_tables().methods
+    else:
+        _load()
+        from tf_dgc.cli import tables
+
+        rows = tables.method_rows(options.size)
+    listing.print_methods(rows, options.size)
+    return 0
 
 
 def _collectives(options: argparse.Namespace) -> int:
-    _load()
     from tf_dgc.cli import listing
 
-    return listing.list_collectives(options.workers)
+    if options.workers == listing.WORKERS:
+        rows = listing.read_tables().collectives
+    else:
+        _load()
+        from tf_dgc.cli import tables
+
+        rows = tables.collective_rows(options.workers)
+    listing.print_collectives(rows, options.workers)
+    return 0
 
 
 def _advise(options: argparse.Namespace) -> int:
@@ -54,7 +68,8 @@ def _advise(options: argparse.Namespace) -> int:
 
 
 def _report(options: argparse.Namespace) -> int:
-    _load()
+    if any(map(os.path.isdir, options.runs)):
+        _load()  # before tensorboard loads it
     from tf_dgc.reports import record, run_page
 
     def read(path: str) -> record.RunRecord:

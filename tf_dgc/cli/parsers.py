@@ -7,6 +7,7 @@ from collections.abc import Callable
 from typing import Any, TypeAlias
 
 from tf_dgc import arguments
+from tf_dgc.cli import listing
 from tf_dgc.multiworker.launch import launcher
 
 _HOST = re.compile(r"(?:\w[\w.-]*@)?(?:\w[\w.-]*|\[[0-9A-Fa-f:.]+\])")
@@ -178,16 +179,17 @@ def add_collectives(commands: Any, command: Command) -> None:
     collectives = commands.add_parser(
         "collectives",
         help="list the collective algorithms",
-        description="Print name, rounds and bytes of every algorithm for all-reduce "
-        "and all-gather, with its defaults.",
+        description="Print rounds and bytes of every algorithm for all-reduce and "
+        "all-gather, with its defaults, and say which to use. Settings: "
+        "help(tf_dgc.collectives.Ring), and so on.",
     )
     collectives.set_defaults(run=command)
     collectives.add_argument(
         "--workers",
         type=positive_count,
-        default=8,
+        default=listing.WORKERS,
         metavar="N",
-        help="number of workers (8)",
+        help=f"number of workers ({listing.WORKERS})",
     )
 
 
@@ -196,16 +198,17 @@ def add_methods(commands: Any, command: Command) -> None:
     methods = commands.add_parser(
         "methods",
         help="list the compression methods",
-        description="Print name, kind, bytes per element, state, error feedback and "
-        "reference of every compression method of the package, with its defaults.",
+        description="Say which method to start with, and print bytes per entry, error "
+        "feedback, reference and state of every compression method of the package, "
+        "with its defaults.",
     )
     methods.set_defaults(run=command)
     methods.add_argument(
         "--size",
         type=positive_count,
-        default=1_000_000,
+        default=listing.SIZE,
         metavar="N",
-        help="number of entries of the tensor (1,000,000)",
+        help=f"number of entries of the tensor ({listing.SIZE:,})",
     )
 
 

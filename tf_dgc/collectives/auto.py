@@ -31,7 +31,7 @@ class Auto(Ring):
     """
 
     name = "auto"
-    reference = "the fastest of the others by `tf_dgc.collectives.predict_seconds`"
+    reference = "the fastest of the others, by `predict_seconds`"
 
     def __init__(self, dense: bool = True, overlap: bool = True):
         if not isinstance(dense, bool):

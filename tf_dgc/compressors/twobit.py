@@ -32,7 +32,7 @@ class TwoBit(OneRound, Quantizer):
     """
 
     name = "two_bit"
-    reference = "Apache MXNet 1.0, 2017, after Strom, Interspeech 2015"
+    reference = "Strom, as in Apache MXNet 1.0 (2017), Interspeech 2015"
     error_feedback = "required"
     homogeneity = None
 

@@ -10,8 +10,6 @@ from typing import Any
 
 import numpy as np
 
-from tf_dgc.multiworker.saving import replacing
-
 FORMAT = 1
 
 
@@ -57,6 +55,8 @@ class RunRecord:
 
 def write_record(run: RunRecord, path: str | os.PathLike) -> None:
     """Write a record atomically."""
+    from tf_dgc.multiworker.saving import replacing  # reading needs no TensorFlow
+
     content = {"format": FORMAT, **dataclasses.asdict(run)}
     text = json.dumps(content, indent=1, default=_to_json)
     with replacing(pathlib.Path(path)) as temporary:
