@@ -12,6 +12,7 @@ import pytest
 
 import tf_dgc
 from tf_dgc.cli import main
+from tf_dgc.multiworker.launch import launcher
 
 LIMIT = 5.0  # CPU seconds; 0.1 is usual, and loading TensorFlow takes more
 ENTRY = "import sys; from tf_dgc.cli.main import main; sys.exit(main())"
@@ -141,6 +142,8 @@ def test_commands_hide_the_log_of_tensorflow(
 )
 def test_commands_write_nothing_to_stderr(command, tmp_path, monkeypatch, name):
     monkeypatch.delenv("TF_CPP_MIN_LOG_LEVEL", raising=False)
+    environments = launcher.worker_environments(launcher.free_ports(2))
+    monkeypatch.setenv("TF_CONFIG", environments[0]["TF_CONFIG"])
     result = subprocess.run(
         [sys.executable, *command, *name.split()],
         env={**os.environ, "PYTHONPATH": os.path.dirname(tf_dgc.__path__[0])},

@@ -1,4 +1,4 @@
-"""`tf-dgc doctor`: which step implementation this installation uses, and why."""
+"""`tf-dgc doctor`: what this installation uses and why; whether workers could start."""
 
 import os
 import platform
@@ -6,32 +6,41 @@ import shlex
 import shutil
 import subprocess
 import sys
+from collections.abc import Sequence
 
 import keras
+import psutil
 import tensorflow as tf
 
 import tf_dgc
 from tf_dgc import native_library
 from tf_dgc._internals import tracing
+from tf_dgc.cli import cluster_checks
 from tf_dgc.multiworker.launch import onednn
 from tf_dgc.steps import gpu_check
 
 
-def main() -> int:
-    """Print the report; return 1 if native operations are wanted and missing."""
+def main(hosts: Sequence[str] = (), ssh: str = "") -> int:
+    """Print the report; return 1 if native operations are missing or a check fails."""
     try:
         state = native_library.load_library()
     except (ImportError, ValueError) as error:
         print(f"native operations: error. {error}", file=sys.stderr)
         return 1
     for name, value in report(state):
-        print(f"{name:<20}{value}")
+        print(f"{name:<20}{value}", flush=True)
+    checks = cluster_checks.check_tf_config()
+    if hosts:
+        checks += cluster_checks.check_hosts(hosts, ssh)
+    for check in checks:
+        marker = "PROBLEM: " if check.is_problem else ""
+        print(f"{check.name:<19} {marker}{check.text}")
     if advice := onednn.advice():
         print(f"\n{advice}")
     missing = state.enabled and state.library is None
     if missing:
         print(f"\nSteps take several times longer. {native_library.ADVICE}")
-    return int(missing)
+    return int(missing or any(check.is_problem for check in checks))
 
 
 def report(state: native_library.NativeLibrary) -> list[tuple[str, str]]:
@@ -44,6 +53,7 @@ def report(state: native_library.NativeLibrary) -> list[tuple[str, str]]:
         ("Keras", keras.__version__),
         ("processor", onednn.processor()),
         ("oneDNN", _onednn()),
+        ("memory", _memory()),
         ("compiler here", _compiler()),
         ("TF_DGC_NATIVE", os.environ.get("TF_DGC_NATIVE", "not set")),
         ("native operations", f"{'yes' if is_native else 'no'}: {state.reason}"),
@@ -74,6 +84,11 @@ def _onednn() -> str:
         "TensorFlow's default here" if value is None else f"{onednn.VARIABLE}={value}"
     )
     return f"{'on' if tracing.uses_onednn() else 'off'}: {reason}"
+
+
+def _memory() -> str:
+    memory = psutil.virtual_memory()
+    return f"{memory.available / 1e9:.1f} of {memory.total / 1e9:.1f} GB are free"
 
 
 def _compiler() -> str:

@@ -21,10 +21,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def _doctor(options: argparse.Namespace) -> int:
+    if problem := _ssh_problem(options.ssh) if options.hosts else None:
+        options.error(f"--ssh: {problem}; received: {options.ssh!r}")
     _load()
     from tf_dgc.cli import doctor
 
-    return doctor.main()
+    return doctor.main(options.hosts, options.ssh)
 
 
 def _methods(options: argparse.Namespace) -> int:

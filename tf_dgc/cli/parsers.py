@@ -10,6 +10,7 @@ from tf_dgc import arguments
 from tf_dgc.cli import listing
 from tf_dgc.multiworker.launch import launcher
 
+_DOCTOR_SSH = "ssh -o BatchMode=yes -o ConnectTimeout=5"
 _HOST = re.compile(r"(?:\w[\w.-]*@)?(?:\w[\w.-]*|\[[0-9A-Fa-f:.]+\])")
 
 
@@ -167,11 +168,28 @@ def add_doctor(commands: Any, command: Command) -> None:
     """Add `tf-dgc doctor`."""
     doctor = commands.add_parser(
         "doctor",
-        help="show whether the native operations are in use, and why",
+        help="check this installation, TF_CONFIG if set, and other machines",
         description="Print versions, compiler and the state of the native operations. "
-        "Exits with 0 if they are in use or TF_DGC_NATIVE=0 forbids them, else with 1.",
+        "If TF_CONFIG is set, check it, this task's port and the names of the other "
+        "hosts. With --hosts, check that ssh needs no password, and that the same "
+        "versions are installed there. Exits with 1 if a check fails or the native "
+        "operations are missing, unless TF_DGC_NATIVE=0 forbids them; else with 0.",
     )
-    doctor.set_defaults(run=command)
+    doctor.set_defaults(run=command, error=doctor.error)
+    doctor.add_argument(
+        "--hosts",
+        type=host_names,
+        default=[],
+        metavar="A,B,...",
+        help="machines to check, as for tf-dgc run --hosts",
+    )
+    doctor.add_argument(
+        "--ssh",
+        default=_DOCTOR_SSH,
+        metavar="COMMAND",
+        help=f"command to which a host and a command to run there are appended "
+        f"({_DOCTOR_SSH})",
+    )
 
 
 def add_collectives(commands: Any, command: Command) -> None:

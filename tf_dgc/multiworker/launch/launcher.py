@@ -449,9 +449,10 @@ def remote_starts(
     # and ends that when its input is closed. Directory and Python have the same paths
     # there.
     addresses = _remote_addresses(hosts, attempt)
+    command_there = remote_python(["-m", "tf_dgc", "remote"])
     yield [
         Start(
-            [*shlex.split(hosts.ssh), _ssh_name(name), _remote_command()],
+            [*shlex.split(hosts.ssh), ssh_name(name), command_there],
             os.environ,
             _remote_message(command, addresses, rank, attempt),
         )
@@ -482,16 +483,17 @@ def _host(name: str) -> str:
     return name.rpartition("@")[2]
 
 
-def _ssh_name(name: str) -> str:
+def ssh_name(name: str) -> str:
+    """Return what ssh takes as the name of a host: without brackets."""
     user, at, host = name.rpartition("@")
     return user + at + host.removeprefix("[").removesuffix("]")
 
 
-def _remote_command() -> str:
+def remote_python(arguments: Sequence[str]) -> str:
     """Return what the shell on another machine runs, in its initial directory."""
     path = _python_path()
     variables = ["env", f"PYTHONPATH={path}"] if path else []
-    return "exec " + shlex.join([*variables, sys.executable, "-m", "tf_dgc", "remote"])
+    return "exec " + shlex.join([*variables, sys.executable, *arguments])
 
 
 def _python_path() -> str:
