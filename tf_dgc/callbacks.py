@@ -42,6 +42,10 @@ class CompressionMonitor(keras.callbacks.Callback):
     `entries_per_step` of the epoch, `total_compression_ratio` and `total_bytes` since
     the start, warm-up included, `iterations` of the optimizer, and
     `nonfinite_gradients`. Put `CompressionMonitor` before callbacks that write logs.
+    On several workers, give all the same callbacks: of Keras's `TensorBoard` and
+    `CSVLogger` with one path for all, the first worker's writes. Workers of a
+    `ServerOptimizer` need a path each. `TensorBoard` needs the package tensorboard:
+    `pip install 'tf_dgc[report]'`.
 
     With `Diagnostics(track_staleness=True)`, the logs also gain `staleness_mean`,
     `staleness_p99` and `staleness_max`: the steps since entries were last sent, on this

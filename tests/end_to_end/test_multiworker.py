@@ -11,6 +11,8 @@ import programs
 import pytest
 from selection import exhaustive, rows, slow
 
+from tf_dgc.reports import record
+
 pytestmark = pytest.mark.workers
 SUPPORT = pathlib.Path(__file__).parents[1] / "support"
 SCRIPT = SUPPORT / "worker_scenarios.py"
@@ -50,6 +52,28 @@ def test_fit_evaluate_predict_save_load(run, tmp_path, num_workers):
     assert first["history"]["bytes_per_step"][-1] == first["stats"] > 0
     if num_workers > 1:
         assert "Pass that one to `tf_dgc.prepare" in first["second strategy"]
+
+
+def test_only_the_first_worker_writes_logs_to_one_path(run, tmp_path):
+    finished = run("logs", 2, tmp_path)
+    assert finished.codes == [0, 0]
+    processes = [str(findings["process"]) for findings in finished.findings]
+    for name, process in (
+        ("logs", processes[0]),
+        ("own-0", processes[0]),
+        ("own-1", processes[1]),
+    ):
+        for part in ("train", "validation"):
+            files = [path.name for path in (tmp_path / name / part).iterdir()]
+            assert files
+            assert {file.split(".")[-3] for file in files} == {process}, files
+    epochs = record.read_logdir(tmp_path / "logs").epochs
+    history = finished.findings[0]["history"]
+    for key in ("loss", "val_loss", "total_bytes"):
+        values = [epoch.logs[key] for epoch in epochs]
+        assert values == pytest.approx(history[key]), key
+    rows = (tmp_path / "log.csv").read_text().splitlines()
+    assert [row.split(",")[0] for row in rows] == ["epoch", "0", "1"]
 
 
 @pytest.mark.parametrize(

@@ -126,6 +126,31 @@ def scenario_fit(directory):
     return result
 
 
+def scenario_logs(directory):
+    """Write logs to the same paths on all workers, and to paths of each worker."""
+    with STRATEGY.scope():
+        inputs = keras.Input((5,))
+        hidden = keras.layers.BatchNormalization()(keras.layers.Dense(40)(inputs))
+        model = keras.Model(inputs, keras.layers.Dense(1)(hidden))
+        model.compile(dgc(), "mse")
+    callbacks = [
+        tf_dgc.callbacks.CompressionMonitor(),
+        [
+            keras.callbacks.TensorBoard(
+                directory / "logs", histogram_freq=1, update_freq=1
+            ),
+            keras.callbacks.CSVLogger(directory / "log.csv"),
+        ],
+        keras.callbacks.TensorBoard(directory / f"own-{RANK}"),
+    ]
+    x, y = make_data(64)
+    data = {"batch_size": 16, "verbose": 0, "validation_data": (x, y)}
+    first = model.fit(x, y, epochs=2, callbacks=callbacks, **data)
+    model.fit(x, y, callbacks=callbacks[-1], **data)
+    model.fit(x, y, **data)
+    return {"history": first.history, "process": os.getpid()}
+
+
 def scenario_methods(directory):
     results = {}
     for name in os.environ["METHODS"].split(","):

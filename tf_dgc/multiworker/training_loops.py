@@ -27,6 +27,7 @@ from tf_dgc.multiworker import (
     consensus_weights,
     cross_device,
     failures,
+    log_callbacks,
     watchdog,
 )
 from tf_dgc.multiworker.batch_iterators import (
@@ -304,6 +305,11 @@ def _run_loop(
     loops.wrap_models(model)
     if any(isinstance(value, Iterator) for value in arguments.arguments.values()):
         wait_for_released()  # two threads cannot draw from one Python generator
+    if name == "fit" and loops.is_multi_worker:
+        callbacks = arguments.arguments["callbacks"]
+        arguments.arguments["callbacks"] = log_callbacks.without_shared_logs(
+            loops.strategy, callbacks
+        )
     return keras_trainer.run_loop(
         model, name, stock, arguments, owns_callbacks=loops.is_multi_worker
     )
