@@ -1,8 +1,11 @@
 """The command line loads TensorFlow only when a command needs it."""
 
+import ast
 import importlib.util
 import json
+import operator
 import os
+import pathlib
 import re
 import subprocess
 import sys
@@ -232,3 +235,36 @@ def test_dir_lists_public_names_only():
     assert modules == [tf_dgc.compressors.base]
     with pytest.raises(AttributeError, match="no attribute 'DGC'"):
         tf_dgc.DGC  # noqa: B018
+
+
+def docstrings(tree):
+    """Return the nodes of a module's docstrings."""
+    owners = (ast.Module, ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef)
+    first = [n.body[0] for n in ast.walk(tree) if isinstance(n, owners) and n.body]
+    return {node.value for node in first if isinstance(node, ast.Expr)}
+
+
+def test_messages_cite_no_file_that_is_not_installed():
+    package = pathlib.Path(tf_dgc.__file__).parent
+    for path in package.rglob("*.py"):
+        tree = ast.parse(path.read_text(encoding="utf-8"))
+        texts = {
+            node
+            for node in ast.walk(tree)
+            if isinstance(node, ast.Constant) and isinstance(node.value, str)
+        }
+        for text in texts - docstrings(tree):
+            assert not re.search(r"docs/|README|\.md\b", text.value), text.value
+
+
+@pytest.mark.parametrize(
+    "command", ["run", "serve", "doctor", "methods", "collectives", "advise", "report"]
+)
+def test_names_in_help_exist(capsys, command):
+    with pytest.raises(SystemExit, match="0"):
+        main.main([command, "--help"])
+    text = " ".join(capsys.readouterr().out.split())
+    for name in re.findall(r"help\(tf_dgc\.([\w.]+)\)", text):
+        assert operator.attrgetter(name)(tf_dgc).__doc__
+    for name in re.findall(r"`tf-dgc ([a-z]\w*)", text):
+        assert name in ("run", "methods")

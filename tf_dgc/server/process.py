@@ -74,7 +74,7 @@ def serve(task: Task) -> rpc.Server:
     if not (task.is_loopback or any(secret_words())):
         log(
             "WARNING: anyone who can reach this address can train the model. Set the "
-            f"same {messages.SECRET_VARIABLE} for all processes."
+            f"same {messages.SECRET_VARIABLE} in the environment of all processes."
         )
     loop = ServerLoop(
         transport,
