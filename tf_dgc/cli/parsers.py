@@ -241,8 +241,7 @@ def add_advise(commands: Any, command: Command) -> None:
         help="advise the fastest method for a model on given links",
         description="Time a step of a model on this machine with several methods, and "
         "print the predicted steps of several workers, each on a machine like this "
-        "one; * marks the advice. Most predictions are within 10 %, and a few are off "
-        "by much more. They are about speed alone: no model is trained.",
+        "one; * marks the advice. It is about speed alone: help(tf_dgc.advise).",
     )
     advise.set_defaults(run=command, error=advise.error)
     advise.add_argument(
