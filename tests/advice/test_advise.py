@@ -76,7 +76,7 @@ def test_compression_is_advised_on_slow_links_only():
     timings = [dense, half._replace(seconds=dense.seconds)]
     predictions = {2: [prediction.predict_step(t, 2, links) for t in timings]}
     unknown = "faster links cannot be predicted"
-    fast = dataclasses.replace(slow, predictions=predictions, links=links)
+    fast = dataclasses.replace(slow, predictions=predictions, links=links, slowdown=1.0)
     for turning_point, text in (
         (0.0, "at any bandwidth."),
         (2e8, "from 200 Mbit/s on."),
@@ -174,7 +174,7 @@ def test_load_of_other_processes():
             load, end = machine_load.Load(), time.perf_counter() + 1.0
             while time.perf_counter() < end:
                 pass
-            assert 1.5 < load.slowdown()
+            assert load.slowdown() > 1.5
         finally:
             other.kill()
             other.wait()
@@ -200,7 +200,7 @@ def test_subclassed_model_needs_data():
         tf_dgc.advise(model, **arguments)
     advice = tf_dgc.advise(model, data=tf.ones([2, 3]), **arguments)
     assert [r["method"] for r in advice.rows()] == ["dense", "dgc 0.9"]
-    assert advice.sentences() == []
+    assert not any("workers:" in sentence for sentence in advice.sentences())
 
 
 def test_user_optimizer_is_unwrapped():

@@ -21,7 +21,7 @@ _UNKNOWN = "compare its accuracy with dense training before you rely on it"
 
 def accuracy_sentence(method: str, kind_of_model: str) -> str:
     """Return what is known about a method's accuracy; "" for dense."""
-    name = method.split(" ")[0]
+    name = method.partition(" ")[0]
     if name == "dense":
         return ""
     known = _LOSSES.get((name, kind_of_model))

@@ -11,8 +11,8 @@ import keras
 import tensorflow as tf
 
 from tf_dgc import compressors
-from tf_dgc.advice import machine_load
 from tf_dgc._internals.optimizer_copies import copy_optimizer
+from tf_dgc.advice import machine_load
 from tf_dgc.arguments import show
 from tf_dgc.collectives import RequestSize
 from tf_dgc.optimizers import autotune
@@ -136,12 +136,12 @@ def time_steps(
         if not timed:
             dense_times = dense.time(budget)
         for done, candidate in enumerate(timed, start=1):
-            steps = _Steps(model, data, candidate.wrap(copy_inner(inner)))
-            pairs = _time_pairs(dense, steps, seconds_each)
+            compressed = _Steps(model, data, candidate.wrap(copy_inner(inner)))
+            pairs = _time_pairs(dense, compressed, seconds_each)
             dense_times += [pair[0] for pair in pairs]
             ratio, interval = median_with_interval([b / a for a, b in pairs])
             timings[candidate.name] = StepTiming(
-                candidate, ratio, steps.requests, steps.merges, interval
+                candidate, ratio, compressed.requests, compressed.merges, interval
             )
             if on_progress:
                 on_progress(done, len(timed))
