@@ -53,9 +53,7 @@ class Timings(NamedTuple):
     """Timed steps of all candidates, the dense one first."""
 
     steps: list[StepTiming]
-    slowdown: (
-        float  # factor by which other processes slowed the steps; 1 if they did not
-    )
+    slowdown: float  # factor by which other processes slowed the steps, or 1
 
 
 def find_candidates(names: Sequence[str] | str) -> list[Candidate]:
