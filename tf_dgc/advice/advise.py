@@ -4,7 +4,7 @@ import dataclasses
 import math
 import numbers
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import keras
@@ -12,6 +12,7 @@ import numpy as np
 import tensorflow as tf
 
 from tf_dgc.advice import timing
+from tf_dgc.advice.known_accuracy import accuracy_sentence
 from tf_dgc.advice.prediction import (
     Prediction,
     best_prediction,
@@ -24,7 +25,7 @@ from tf_dgc.advice.prediction import (
 )
 from tf_dgc.advice.timing import StepTiming
 from tf_dgc.arguments import check_whole, show
-from tf_dgc.collectives import LinkSpeeds, link_benchmark
+from tf_dgc.collectives import LinkSpeeds, cost_model, link_benchmark
 from tf_dgc.multiworker import tf_config
 from tf_dgc.multiworker.strategy import prepare
 from tf_dgc.optimizers import autotune
@@ -47,6 +48,9 @@ class Advice:
             none up to `max_reliable_bandwidth`.
         max_reliable_bandwidth: bandwidth in bits/s up to which predictions are
             reliable.
+        slowdown: factor by which other processes slowed the timed steps, for which the
+            times are corrected; 1 if they did not.
+        kind_of_model: "convolutional", "language" or "other".
     """
 
     model: str
@@ -56,6 +60,8 @@ class Advice:
     round_trip: float
     turning_points: dict[int, float]
     max_reliable_bandwidth: float
+    slowdown: float = 1.0
+    kind_of_model: str = "other"
 
     def best(self, num_workers: int) -> Prediction:
         """Return the advised method's prediction for some number of workers."""
@@ -76,6 +82,7 @@ class Advice:
             "method": prediction.name,
             "collective": prediction.collective,
             "step_ms": 1000 * prediction.seconds,
+            "step_ms_interval": [1000 * s for s in prediction.interval],
             "alone_ms": 1000 * prediction.timing.seconds,
             "examples_per_second": examples / prediction.seconds,
             "sent_bytes": round(prediction.sent),
@@ -84,21 +91,15 @@ class Advice:
         }
 
     def sentences(self) -> list[str]:
-        """Return the advice as text, one or two sentences per number of workers."""
-        return [self._sentence(number) for number in self.predictions if number > 1]
+        """Return the advice as text."""
+        numbers = [number for number in self.predictions if number > 1]
+        best = [self.best(number).name for number in numbers]
+        known = (accuracy_sentence(n, self.kind_of_model) for n in dict.fromkeys(best))
+        return [*map(self._sentence, numbers), *filter(None, known), *self._warnings()]
 
     def _sentence(self, num_workers: int) -> str:
         best, dense = self.best(num_workers), self.predictions[num_workers][0]
-        if best is dense:
-            advice = f"{num_workers} workers: do not compress."
-        else:
-            code = best.timing.candidate.code
-            if best.collective != "ring":
-                code = f'{code[:-1]}, collective="auto")'
-            advice = (
-                f"{num_workers} workers: {best.name}, "
-                f"{dense.seconds / best.seconds:.1f} times as fast as dense; {code}."
-            )
+        advice = f"{num_workers} workers: {self._advice(best, dense)}"
         turning_point = self.turning_points[num_workers]
         if turning_point == 0:
             return f"{advice} Dense is advised at any bandwidth."
@@ -109,6 +110,30 @@ class Advice:
             f"{advice} Dense is advised at no bandwidth up to {limit}; faster links "
             "cannot be predicted."
         )
+
+    def _advice(self, best: Prediction, dense: Prediction) -> str:
+        fastest = min(self.predictions[best.num_workers], key=lambda p: p.seconds)
+        if best is not dense:
+            code = best.timing.candidate.code
+            if best.collective != "ring":
+                code = f'{code[:-1]}, collective="auto")'
+            return f"{best.name}, {_speed_text(best, dense)}; {code}."
+        if fastest.seconds * cost_model.EQUALLY_FAST < dense.seconds:
+            return (
+                f"change nothing. The timings are too noisy to tell: {fastest.name} is "
+                f"{_speed_text(fastest, dense)}. Repeat this on an idle machine, or "
+                "with more seconds."
+            )
+        return "do not compress. No method is more than 5 % faster."
+
+    def _warnings(self) -> list[str]:
+        if self.slowdown < _BUSY:
+            return []
+        return [
+            f"Other processes slowed the timed steps {self.slowdown:.1f} times; the "
+            "times above are corrected for that, and less certain. Repeat this on an "
+            "idle machine."
+        ]
 
     def record(self) -> dict[str, Any]:
         """Return rows, advice, links and turning points as JSON.
@@ -126,6 +151,8 @@ class Advice:
                 for number, bandwidth in self.turning_points.items()
             },
             "max_reliable_bandwidth": self.max_reliable_bandwidth,
+            "slowdown": self.slowdown,
+            "kind_of_model": self.kind_of_model,
         }
 
     def html(self) -> str:
@@ -156,6 +183,15 @@ class Advice:
         )
 
 
+_BUSY = 1.1  # slowdown from which on the advice mentions other processes
+
+
+def _speed_text(prediction: Prediction, dense: Prediction) -> str:
+    low, high = (dense.seconds / seconds for seconds in prediction.interval[::-1])
+    speed = dense.seconds / prediction.seconds
+    return f"{speed:.1f} ({low:.1f} to {high:.1f}) times as fast as dense"
+
+
 def advise(
     model: keras.Model,
     *,
@@ -169,12 +205,15 @@ def advise(
     links: LinkSpeeds | None = None,
     strategy: tf.distribute.Strategy | None = None,
     seconds: float = 20.0,
+    on_progress: Callable[[int, int], None] | None = None,
 ) -> Advice:
     """Advise the fastest method for a model, before the first run.
 
     Times a step of the model on this machine with each method, and predicts the steps
     of several workers, each on a machine like this one, with the cost model of
-    `collective="auto"`. It does not consider accuracy.
+    `collective="auto"`. A method is advised only if it is faster than dense steps
+    beyond the noise of these timings. The advice does not depend on accuracy, but its
+    last sentences state what is known about the advised methods.
 
     Args:
         model: model, functional or with `data`; compiled or not. It is not changed.
@@ -196,6 +235,8 @@ def advise(
             call `advise` outside of its scope, each with a model created outside of it;
             the slowest worker's time of each step counts.
         seconds: seconds to spend on timed steps, without tracing.
+        on_progress: function of the number of methods that have been timed, and of
+            their total number; it is called after each.
 
     Returns:
         An `Advice`.
@@ -219,7 +260,9 @@ def advise(
     if strategy is not None:
         links = measured_links(strategy)
     with tf_config.single_worker():
-        timings = timing.time_steps(model, data, inner, candidates, budget)
+        timings, slowdown = timing.time_steps(
+            model, data, inner, candidates, budget, on_progress
+        )
         if strategy is not None:
             timings = slowest_timings(timings, strategy)
     if links is None:
@@ -243,6 +286,8 @@ def advise(
         round_trip,
         turning_points,
         reliable_up_to(links, round_trip),
+        slowdown,
+        kind_of_model(model),
     )
 
 
@@ -355,6 +400,16 @@ def _known_words(model: keras.Model) -> list[str]:
     ]
     common = set.intersection(*vocabularies) if vocabularies else set()
     return sorted(common) or [f"word{i}" for i in range(100)]
+
+
+def kind_of_model(model: keras.Model) -> str:
+    """Return "convolutional", "language" for texts and sequences of ids, or "other"."""
+    layers = keras.layers
+    if _layers_of(model, layers.Embedding, layers.LSTM, layers.GRU):
+        return "language"
+    if _layers_of(model, layers.Conv1D, layers.Conv2D, layers.Conv3D):
+        return "convolutional"
+    return "other"
 
 
 def _layers_of(model: keras.Model, *classes: type) -> list[Any]:

@@ -37,6 +37,13 @@ class Prediction(NamedTuple):
         """Name of the method."""
         return self.timing.candidate.name
 
+    @property
+    def interval(self) -> tuple[float, float]:
+        """95 % interval of `seconds` with regard to the noise of the timed steps."""
+        exchange = self.seconds - self.timing.seconds
+        low, high = (self.timing.seconds * factor for factor in self.timing.interval)
+        return low + exchange, high + exchange
+
 
 def links_of(
     bandwidth: float,
@@ -89,9 +96,17 @@ def _algorithms(timing: StepTiming, num_workers: int) -> list[CollectiveAlgorith
 
 
 def best_prediction(predictions: Sequence[Prediction]) -> Prediction:
-    """Return the advised prediction: the first of those that are as fast as any."""
-    seconds = [p.seconds for p in predictions]
-    return predictions[cost_model.first_of_the_fastest(seconds)]
+    """Return the advised prediction, the dense one if no other is faster for certain.
+
+    It is the first one that may be within 5 % of the fastest.
+    """
+    dense = predictions[0]
+    limit = cost_model.EQUALLY_FAST * min(p.seconds for p in predictions)
+    for prediction in predictions:
+        low, high = prediction.interval
+        if low <= limit and (prediction is dense or high < dense.seconds):
+            return prediction
+    return dense
 
 
 def reliable_up_to(links: LinkSpeeds, round_trip: float) -> float:

@@ -1,6 +1,7 @@
 """Times a step of a model on this machine with each method, in turns."""
 
 import contextlib
+import math
 import statistics
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -11,6 +12,7 @@ import tensorflow as tf
 
 from tf_dgc import compressors
 from tf_dgc._internals.optimizer_copies import copy_optimizer
+from tf_dgc.advice import machine_load
 from tf_dgc.arguments import show
 from tf_dgc.collectives import RequestSize
 from tf_dgc.optimizers import autotune
@@ -26,7 +28,6 @@ DEFAULT = (DENSE, "float16", "uniform_8bit", "power_sgd", "dgc", f"local_sgd {PE
 
 _WARM_UP_STEPS = 3
 _MIN_STEPS = 5
-_TURNS = 3
 
 
 class Candidate(NamedTuple):
@@ -45,6 +46,14 @@ class StepTiming(NamedTuple):
     seconds: float  # a step on one worker, with its own words
     requests: Callable[[int], list[RequestSize]]  # by number of workers
     merges: bool = False  # whether algorithms that merge entries can carry them
+    interval: tuple[float, float] = (1.0, 1.0)  # 95 %, of `seconds`, relative to it
+
+
+class Timings(NamedTuple):
+    """Timed steps of all candidates, the dense one first."""
+
+    steps: list[StepTiming]
+    slowdown: float  # factor by which other processes slowed the steps, or 1
 
 
 def find_candidates(names: Sequence[str] | str) -> list[Candidate]:
@@ -108,35 +117,58 @@ def time_steps(
     inner: keras.optimizers.Optimizer,
     candidates: Sequence[Candidate],
     budget: float,
-) -> list[StepTiming]:
+    on_progress: Callable[[int, int], None] | None = None,
+) -> Timings:
     """Time candidates for `budget` seconds; restore the model's variables."""
-    # The steps of each candidate alternate with those of the first, the dense one,
-    # which show how fast the machine was meanwhile. The loss is the mean square of the
-    # outputs.
+    # Every step of a candidate follows a dense one, so that both meet the same load of
+    # other processes, and only their ratio counts. The dense step's time is corrected
+    # for that load. The loss is the mean square of the outputs.
     first, *others = candidates
-    seconds_each = budget / max(1, len(others)) / 2
+    timed = [c for c in others if c.period == 1]  # the others take dense steps
+    seconds_each = budget / max(1, len(timed))
+    load = machine_load.Load()
+    dense_times: list[float] = []
+    timings: dict[str, StepTiming] = {}
     with _restored(model):
         dense = _Steps(model, data, first.wrap(copy_inner(inner)))
-        dense_seconds = statistics.median(dense.time(seconds_each))
-        timings = [StepTiming(first, dense_seconds, dense.requests)]
-        for candidate in others:
-            optimizer = candidate.wrap(copy_inner(inner))
-            if candidate.period > 1:  # takes dense steps
-                timings.append(StepTiming(candidate, dense_seconds, dense.requests))
-                continue
-            steps = _Steps(model, data, optimizer)
-            seconds = _time_ratio(steps, dense, seconds_each) * dense_seconds
-            timings.append(StepTiming(candidate, seconds, steps.requests, steps.merges))
-    return timings
+        if not timed:
+            dense_times = dense.time(budget)
+        for done, candidate in enumerate(timed, start=1):
+            compressed = _Steps(model, data, candidate.wrap(copy_inner(inner)))
+            pairs = _time_pairs(dense, compressed, seconds_each)
+            dense_times += [pair[0] for pair in pairs]
+            ratio, interval = median_with_interval([b / a for a, b in pairs])
+            timings[candidate.name] = StepTiming(
+                candidate, ratio, compressed.requests, compressed.merges, interval
+            )
+            if on_progress:
+                on_progress(done, len(timed))
+    slowdown = load.slowdown()
+    seconds = statistics.median(dense_times) / slowdown
+    untimed = StepTiming(first, 1.0, dense.requests)
+    steps = [timings.get(c.name, untimed._replace(candidate=c)) for c in candidates]
+    return Timings([s._replace(seconds=s.seconds * seconds) for s in steps], slowdown)
 
 
-def _time_ratio(steps: "_Steps", reference: "_Steps", seconds: float) -> float:
-    """Return the time of steps relative to others, the median of several turns."""
-    ratios = []
-    for _ in range(_TURNS):
-        median = statistics.median(steps.time(seconds / _TURNS))
-        ratios.append(median / statistics.median(reference.time(seconds / _TURNS)))
-    return statistics.median(ratios)
+def _time_pairs(
+    first: "_Steps", second: "_Steps", seconds: float
+) -> list[tuple[float, float]]:
+    """Return the seconds of alternating steps, of at least five pairs."""
+    pairs: list[tuple[float, float]] = []
+    begin = time.perf_counter()
+    while len(pairs) < _MIN_STEPS or time.perf_counter() - begin < seconds:
+        pairs.append((first.time_one(), second.time_one()))
+    return pairs
+
+
+def median_with_interval(
+    values: Sequence[float],
+) -> tuple[float, tuple[float, float]]:
+    """Return the median and its 95 % interval relative to it, by order statistics."""
+    ordered, count = sorted(values), len(values)
+    median = statistics.median(ordered)
+    rank = max(0, math.floor(count / 2 - 0.98 * math.sqrt(count)))
+    return median, (ordered[rank] / median, ordered[count - 1 - rank] / median)
 
 
 class _Steps:
@@ -165,10 +197,14 @@ class _Steps:
         times: list[float] = []
         begin = time.perf_counter()
         while len(times) < _MIN_STEPS or time.perf_counter() - begin < seconds:
-            step_begin = time.perf_counter()
-            self._step().numpy()
-            times.append(time.perf_counter() - step_begin)
+            times.append(self.time_one())
         return times
+
+    def time_one(self) -> float:
+        """Return the seconds of one step."""
+        begin = time.perf_counter()
+        self._step().numpy()
+        return time.perf_counter() - begin
 
     @property
     def merges(self) -> bool:

@@ -24,7 +24,7 @@ from tf_dgc.reports import page
 
 _COLUMNS = (
     *("workers", "method", "collective"),
-    *("step (ms)", "of dense", "examples/s", "bytes sent"),
+    *("step (ms)", "interval", "of dense", "examples/s", "bytes sent"),
 )
 
 
@@ -51,6 +51,7 @@ def main(options: argparse.Namespace) -> int:
             length=options.length,
             strategy=strategy,
             seconds=options.seconds,
+            on_progress=_show_progress if sys.stderr.isatty() and is_chief else None,
             **settings,
         )
         if is_chief:
@@ -58,6 +59,15 @@ def main(options: argparse.Namespace) -> int:
     except (ImportError, OSError, ValueError) as error:
         sys.exit(f"tf-dgc advise: {error}")
     return 0
+
+
+def _show_progress(done: int, total: int) -> None:
+    """Show a bar of the timed methods, in a terminal."""
+    bar = "=" * done + "." * (total - done)
+    end = "\n" if done == total else ""
+    print(
+        f"\rtiming methods [{bar}] {done}/{total}", end=end, file=sys.stderr, flush=True
+    )
 
 
 def _check_single_worker() -> None:
@@ -165,6 +175,7 @@ def _text(advice: Advice) -> str:
             row["method"] + (" *" if row["advised"] else ""),
             row["collective"],
             f"{row['step_ms']:,.1f}",
+            " to ".join(f"{ms:,.1f}" for ms in row["step_ms_interval"]),
             f"{row['of_dense']:.2f}",
             f"{row['examples_per_second']:,.0f}",
             f"{row['sent_bytes']:,}",

@@ -7,7 +7,7 @@ from typing import NamedTuple
 from tf_dgc.arguments import show
 from tf_dgc.collectives.algorithm import CollectiveAlgorithm, Cost
 
-_TOLERANCE = 1.05  # the model is not precise enough to rank times within this factor
+EQUALLY_FAST = 1.05  # the model is not precise enough to rank times within this factor
 
 
 class LinkSpeeds(NamedTuple):
@@ -107,7 +107,7 @@ def decode_seconds(request: RequestSize, links: LinkSpeeds) -> float:
 
 def first_of_the_fastest(seconds: Sequence[float]) -> int:
     """Return the index of the first time that is within 5 % of the least."""
-    limit = _TOLERANCE * min(seconds)
+    limit = EQUALLY_FAST * min(seconds)
     return next(i for i, time in enumerate(seconds) if time <= limit)
 
 
