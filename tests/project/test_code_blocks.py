@@ -30,7 +30,7 @@ pytestmark = [
 ]
 TUTORIAL = "docs/tutorial.md"
 SERVER = {"docs/research/server.md", "docs/slow_links.md"}
-SLOW = SERVER | {"docs/research/advice.md"}
+SLOW = SERVER | {"docs/will_it_help.md"}
 READERS = {
     "bash": str,  # tests/project/test_commands.py
     "ini": lambda text: configparser.ConfigParser().read_string(text),
