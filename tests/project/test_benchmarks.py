@@ -262,6 +262,23 @@ def test_growth_that_soak_reports(monkeypatch, key, values, message):
 
 @pytest.mark.exhaustive
 @pytest.mark.workers
+def test_goodput(tmp_path):
+    """Killed workers resume, and the weights are those of an undisturbed run."""
+    path = tmp_path / "goodput.json"
+    script = STEP.with_name("goodput.py")
+    flags = ["--minutes=0.3", "--every=4", "--step_seconds=0.05", f"--json={path}"]
+    finished = programs.run([sys.executable, script, *flags], timeout=560)
+    assert finished.returncode == 0, finished.stderr[-3000:]
+    (row,) = json.loads(path.read_text())
+    assert row["faults"] >= 1
+    assert row["equal"] == "yes"
+    assert 0 < row["goodput"] < 1
+    phases = "detection", "shutdown", "python", "imports", "build", "tracing"
+    assert row["lost"] > sum(row[name] for name in phases) > 0
+
+
+@pytest.mark.exhaustive
+@pytest.mark.workers
 def test_exchange(tmp_path):
     """Three real workers and every algorithm; a loopback does not count bytes."""
     path = tmp_path / "rows.json"
