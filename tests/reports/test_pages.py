@@ -3,6 +3,7 @@
 import dataclasses
 import html.parser
 import pathlib
+import re
 import xml.etree.ElementTree
 
 import keras
@@ -87,7 +88,8 @@ def test_page_of_one_run():
         "Ratio",
         "Staleness",
     ]
-    assert result.tags.count("svg") == 5
+    assert result.tags.count("figure") == 5
+    assert result.tags.count("svg") == 3 + 3 + 1 + 1  # panels; bars are no SVG
     for text in ("5 others", "270 kB", "7.5 s", "90", "bytes that a worker sent"):
         assert text in result.texts, text
     assert "nan" not in result.texts
@@ -237,6 +239,48 @@ def test_formatting_of_numbers(function, value, text):
 
 def test_missing_bars():
     groups = [page.Bars("a", [1.0, None]), page.Bars("b", [2.0, 3.0])]
-    svg = page.bars(["x", "<y>"], groups, "ms", "bars", "s")
-    texts = [*xml.etree.ElementTree.fromstring(svg).itertext()]
-    assert {"x", "<y>", "a", "b", "ms"} <= {*texts}
+    bars = page.bars(["x", "<y>"], groups, page.milliseconds)
+    texts = [*xml.etree.ElementTree.fromstring(bars).itertext()]
+    assert {"x", "<y>", "a", "b", "1.0 ms", "2.0 ms", "3.0 ms", "-"} <= {*texts}
+
+
+@pytest.mark.parametrize(
+    ("names", "models", "title"),
+    [
+        (["run"], ["resnet50"], "Training of resnet50"),
+        (["a", "b"], ["resnet50", "resnet50"], "Training of resnet50: a, b"),
+        (["a", "b"], ["sequential", "functional_12"], "Training runs: a, b"),
+        (["a", "b"], ["sequential", "net"], "Training of net: a, b"),
+        (["dgc"], ["sequential_1"], "Training run dgc: DGC"),
+        (["run"], ["functional"], "Training run: DGC"),
+    ],
+)
+def test_title_names_the_model_or_the_runs(names, models, title):
+    runs = {n: make_run(name=m) for n, m in zip(names, models, strict=True)}
+    assert title in Page(run_page.run_page(runs)).texts
+
+
+@pytest.mark.parametrize("y", [[1e-9, 3e-9], [1.0, 1.00001], [20.0, 300.0], [2, 9e7]])
+@pytest.mark.parametrize("log", ["", "xy"])
+def test_ticks_are_plain_text(y, log):
+    panel = page.Panel("x", "y", [page.Curve("a", [1, 30], y)], log=log)
+    svg = xml.etree.ElementTree.fromstring(page.curves([panel], "ticks"))
+    texts = [text for text in svg.itertext() if text.strip()]
+    assert len(texts) > 5
+    assert not [text for text in texts if "$" in text or "\\" in text]
+
+
+def test_ticks_of_bytes_are_few():
+    """Up to six labels, which do not overlap."""
+    curve = page.Curve("a", [3_400_000, 121_000_000], [1.0, 2.0])
+    svg = page.curves([page.Panel("bytes", "y", [curve], "B")], "bytes")
+    assert 3 <= svg.count(" MB</text>") + svg.count("0 B</text>") <= 6
+
+
+def test_colors_follow_the_dark_mode():
+    """Curves, axes and grid have colors of the page's style sheet."""
+    curves = [page.Curve(name, [1, 2], [1.0, 2.0]) for name in ("a", "b")]
+    svg = page.curves([page.Panel("x", "y", curves)], "colors")
+    for color in ("var(--color0)", "var(--color1)", "var(--grid)", "currentColor"):
+        assert f"stroke: {color}" in svg
+    assert not re.findall(r"(?:fill|stroke): #\w+", svg)

@@ -174,7 +174,8 @@ class Advice:
             if number > 1
         }
         return advice_page.advice_page(
-            title=f"{self.model}, batches of {self.batch_size} for each worker",
+            model=self.model,
+            batch_size=self.batch_size,
             sentences=self.sentences(),
             rows=self.rows(),
             rates=rates,

@@ -8,7 +8,8 @@ from tf_dgc.reports.page import Bars, Curve, Panel
 
 
 def advice_page(
-    title: str,
+    model: str,
+    batch_size: int,
     sentences: Sequence[str],
     rows: Sequence[Mapping[str, Any]],
     rates: Sequence[float],
@@ -18,10 +19,11 @@ def advice_page(
     """Return the page; `rates` in bits/s, `seconds` at these by workers and method."""
     page.check_figures()
     parts = [page.paragraph(sentence) for sentence in sentences]
-    parts += [page.heading("Predicted"), _table(rows), *_bars(rows)]
+    parts += [page.heading("Predicted"), _table(rows), page.columns(_bars(rows))]
     parts += [*_curves(rates, seconds), page.heading("Links")]
-    parts.append(page.table(["", ""], list(links.items())))
-    return page.page(title, parts)
+    parts.append(page.table(["parameter", "value"], list(links.items())))
+    name = f"a {model} model" if page.is_default_name(model) else model
+    return page.page(f"Advice for {name}, batches of {batch_size} per worker", parts)
 
 
 def _table(rows: Sequence[Mapping[str, Any]]) -> str:
@@ -32,7 +34,7 @@ def _table(rows: Sequence[Mapping[str, Any]]) -> str:
             str(row["workers"]),
             row["method"],
             row["collective"],
-            f"{row['step_ms']:,.1f} ms",
+            page.milliseconds(row["step_ms"]),
             f"{row['of_dense']:.2f}",
             f"{row['examples_per_second']:,.0f}",
             page.size(row["sent_bytes"]),
@@ -46,12 +48,12 @@ def _bars(rows: Sequence[Mapping[str, Any]]) -> Iterable[str]:
     for number in dict.fromkeys(row["workers"] for row in rows):
         group = [row for row in rows if row["workers"] == number]
         bars = [
-            Bars("step", [row["step_ms"] / 1000 for row in group]),
-            Bars("of that without the exchange", [r["alone_ms"] / 1000 for r in group]),
+            Bars("step", [row["step_ms"] for row in group]),
+            Bars("of that without the exchange", [r["alone_ms"] for r in group]),
         ]
         names = [r["method"] + (" *" if r["advised"] else "") for r in group]
-        svg = page.bars(names, bars, "a step", f"bars {number}", "s")
-        yield page.figure(svg, f"A step of {number} workers; * marks the advice.")
+        figure = page.bars(names, bars, page.milliseconds)
+        yield page.figure(figure, f"A step of {number} workers; * marks the advice.")
 
 
 def _curves(
@@ -59,17 +61,17 @@ def _curves(
 ) -> Iterable[str]:
     panels = [
         Panel(
-            x_label=f"bandwidth ({number} workers)",
-            y_label="a step",
+            x_label=f"bandwidth ({number} workers), bit/s",
+            y_label="time of a step",
             curves=[Curve(name, rates, y) for name, y in by_method.items()],
-            x_unit="bit/s",
+            x_unit="",
             y_unit="s",
             log="xy",
         )
         for number, by_method in seconds.items()
     ]
-    for i in range(0, len(panels), 3):
+    if panels:
         yield page.figure(
-            page.curves(panels[i : i + 3], f"curves {i}"),
+            page.curves(panels, "curves"),
             "A step by the bandwidth of a worker's link; the rest as above.",
         )

@@ -1,8 +1,9 @@
-"""Parts of self-contained HTML pages: text, tables and SVG figures."""
+"""Parts of self-contained HTML pages: text, tables and figures."""
 
 import html
 import io
 import math
+import re
 from collections.abc import Callable, Iterable, Sequence
 from string import Template
 from typing import Any, NamedTuple
@@ -15,16 +16,44 @@ _PAGE = Template("""\
 <meta name="viewport" content="width=device-width, initial-scale=1">
 <title>$title</title>
 <style>
-body { font: 15px/1.45 system-ui, sans-serif; color: #222; background: #fff;
-       max-width: 1100px; margin: 2em auto; padding: 0 1em; }
-h1 { font-size: 1.5em; } h2 { font-size: 1.15em; margin-top: 2em; }
-table { border-collapse: collapse; display: block; overflow-x: auto; }
-th, td { padding: 0.2em 0.8em; border-bottom: 1px solid #ddd; text-align: right; }
-th:first-child, td:first-child { text-align: left; }
-tr.marked { background: #e9f3e6; }
-figure { margin: 1em 0; } svg { max-width: 100%; height: auto; }
-figcaption { color: #555; }
-pre { background: #f6f6f6; padding: 0.8em; overflow-x: auto; font-size: 13px; }
+:root { color-scheme: light dark; --text: #222; --page: #fff; --line: #ddd;
+  --muted: #555; --code: #f4f4f4; --marked: #e3f1de; --grid: #e4e4e4; $light }
+@media (prefers-color-scheme: dark) { :root { --text: #ddd; --page: #1b1c1f;
+  --line: #3c3e43; --muted: #a5a7ab; --code: #26282c; --marked: #26402a;
+  --grid: #34363b; $dark } }
+* { box-sizing: border-box; }
+body { font: 15px/1.45 system-ui, sans-serif; color: var(--text);
+  background: var(--page); max-width: 1100px; margin: 1.5em auto; padding: 0 1em;
+  overflow-wrap: break-word; }
+h1 { font-size: 1.5em; line-height: 1.25; } h2 { font-size: 1.15em; margin-top: 2em; }
+.scroll { overflow-x: auto; }
+table { border-collapse: collapse; font-variant-numeric: tabular-nums; }
+th, td { padding: 0.2em 0.8em; border-bottom: 1px solid var(--line);
+  text-align: right; white-space: nowrap; background: var(--page); }
+.wrap td { white-space: normal; }
+th:first-child, td:first-child { text-align: left; padding-left: 0.3em;
+  position: sticky; left: 0; }
+tr.marked > * { background: var(--marked); }
+figure { margin: 1em 0; min-width: 0; }
+figcaption { color: var(--muted); margin-top: 0.3em; }
+.panels, .columns { display: grid; gap: 0.5em 1em;
+  grid-template-columns: repeat(auto-fill, minmax(min(100%, 320px), 1fr)); }
+.columns { gap: 0 3em;
+  grid-template-columns: repeat(auto-fill, minmax(min(100%, 440px), 1fr)); }
+.columns > * { min-width: 0; }
+svg { display: block; width: 100%; height: auto; }
+svg text { fill: currentColor; }
+.legend { display: flex; flex-wrap: wrap; gap: 0 1.4em; font-size: 13px;
+  margin-bottom: 0.4em; }
+.key { display: inline-block; width: 2em; margin-right: 0.5em;
+  vertical-align: middle; }
+.bars { font-size: 13px; line-height: 1.3; }
+.bars .label { margin-top: 0.5em; }
+.bar { display: inline-block; height: 0.75em; min-width: 1px;
+  margin-right: 0.5em; vertical-align: middle; }
+pre { background: var(--code); padding: 0.8em; overflow-x: auto; font-size: 13px; }
+summary { cursor: pointer; }
+@media (max-width: 600px) { th, td { padding: 0.2em 0.4em; font-size: 13px; } }
 </style>
 </head>
 <body>
@@ -37,7 +66,21 @@ $body
 
 def page(title: str, parts: Iterable[str]) -> str:
     """Return a page with parts that the functions below return."""
-    return _PAGE.substitute(title=html.escape(title), body="\n".join(parts))
+    return _PAGE.substitute(
+        title=html.escape(title),
+        body="\n".join(parts),
+        light=_color_variables(_LIGHT),
+        dark=_color_variables(_DARK),
+    )
+
+
+def _color_variables(colors: Sequence[str]) -> str:
+    return " ".join(f"--color{i}: {color};" for i, color in enumerate(colors))
+
+
+def is_default_name(model: str) -> bool:
+    """Return whether a model's name is one that Keras chose, such as "sequential_1"."""
+    return re.fullmatch(r"(functional|sequential|model)(_\d+)?", model) is not None
 
 
 def heading(text: str) -> str:
@@ -50,19 +93,29 @@ def paragraph(text: str) -> str:
     return f"<p>{html.escape(text)}</p>"
 
 
-def figure(svg: str, caption: str) -> str:
-    """Return an SVG with a caption."""
+def figure(content: str, caption: str) -> str:
+    """Return a figure with a caption."""
     text = html.escape(caption)
-    return (
-        f'<figure role="img" aria-label="{text}">\n{svg}'
-        f"<figcaption>{text}</figcaption></figure>"
-    )
+    return f"<figure>\n{content}\n<figcaption>{text}</figcaption></figure>"
+
+
+def columns(parts: Iterable[str]) -> str:
+    """Return parts in two columns, or in one on a narrow screen."""
+    cells = "\n".join(f"<div>{part}</div>" for part in parts)
+    return f'<div class="columns">\n{cells}\n</div>'
 
 
 def table(
-    columns: Sequence[str], rows: Iterable[Sequence[str]], marked: Sequence[int] = ()
+    columns: Sequence[str],
+    rows: Iterable[Sequence[str]],
+    marked: Sequence[int] = (),
+    wrap: bool = False,
 ) -> str:
-    """Return a table; `marked` are the indices of highlighted rows."""
+    """Return a table.
+
+    `marked` are the indices of highlighted rows; `wrap` breaks the lines of cells
+    before a wide table scrolls.
+    """
     head = "".join(f'<th scope="col">{html.escape(name)}</th>' for name in columns)
     lines = [
         f"<tr{' class=marked' if i in marked else ''}>"
@@ -71,7 +124,11 @@ def table(
         for i, row in enumerate(rows)
     ]
     body = "\n".join(lines)
-    return f"<table>\n<thead><tr>{head}</tr></thead>\n<tbody>\n{body}\n</tbody></table>"
+    classes = "scroll wrap" if wrap else "scroll"
+    return (
+        f'<div class="{classes}"><table>\n<thead><tr>{head}</tr></thead>\n'
+        f"<tbody>\n{body}\n</tbody></table></div>"
+    )
 
 
 def folded(summary: str, text: str) -> str:
@@ -103,6 +160,11 @@ def duration(seconds: float | None) -> str:
     return f"{hours} h {minutes:02} min" if hours else f"{minutes} min {rest:02} s"
 
 
+def milliseconds(value: float | None) -> str:
+    """Return a number of milliseconds as text."""
+    return "-" if value is None else f"{value:,.1f} ms"
+
+
 def number(value: Any) -> str:
     """Return a number as text: ints with all digits, floats with four; "-" for none."""
     if value is None or (isinstance(value, float) and not math.isfinite(value)):
@@ -112,14 +174,40 @@ def number(value: Any) -> str:
     return f"{value:.4g}"
 
 
-_WIDTH, _HEIGHT = 4.2, 2.9  # inches of a panel
+_LIGHT = (  # colors of curves and bars, in order
+    *("#1f6fb4", "#d95f02", "#2c8c2c", "#c0282d", "#7e57b5"),
+    *("#7a4a3e", "#c2549b", "#666666", "#8a8b00", "#0a8fa3"),
+)
+_DARK = (
+    *("#6cb2f0", "#ffa24d", "#6fce6f", "#ff7b7b", "#b99be6"),
+    *("#c9a08f", "#f09ad0", "#b0b0b0", "#d6d75a", "#4fd3e3"),
+)
+_AXES_COLOR, _GRID_COLOR = "#010101", "#e4e4e4"
+_CSS_COLORS = {
+    **{color: f"var(--color{i})" for i, color in enumerate(_LIGHT)},
+    _AXES_COLOR: "currentColor",
+    _GRID_COLOR: "var(--grid)",
+}
+_COLOR = re.compile(r"\b(fill|stroke): (#[0-9a-f]{6})")
+_SIZE = 3.8, 2.7  # inches of a panel
+_MAX_TICKS = 6  # per axis
+_STEPS = [1, 2, 2.5, 5, 10]  # between ticks, times a power of ten
 _SETTINGS: dict[Any, Any] = {
     "svg.fonttype": "none",  # keep text as text
     "text.parse_math": False,  # names may contain dollar signs
+    "axes.formatter.useoffset": False,
+    "axes.facecolor": "none",
+    "axes.edgecolor": _AXES_COLOR,
     "axes.grid": True,
+    "axes.axisbelow": True,
     "axes.spines.top": False,
     "axes.spines.right": False,
-    "grid.alpha": 0.3,
+    "xtick.color": _AXES_COLOR,
+    "xtick.labelcolor": "black",  # text has the color of the page's text
+    "ytick.color": _AXES_COLOR,
+    "ytick.labelcolor": "black",
+    "grid.color": _GRID_COLOR,
+    "figure.facecolor": "none",
     "font.size": 9,
 }
 
@@ -142,7 +230,7 @@ class Panel(NamedTuple):
     curves: Sequence[Curve]
     x_unit: str | None = None  # gets prefixes k, M and G; None: plain numbers
     y_unit: str | None = None  # unit on the y axis, likewise
-    log: str = ""  # logarithmic axes: "", "x", "y" or "xy"
+    log: str = ""  # axes that are logarithmic if their values span a decade: "xy"
 
 
 class Bars(NamedTuple):
@@ -163,92 +251,114 @@ def check_figures() -> None:
 
 
 def curves(panels: Sequence[Panel], name: str) -> str:
-    """Return panels side by side, as SVG; `name` must be unique within a page."""
-
-    def draw(all_axes: list) -> None:
-        for axes, panel in zip(all_axes, panels, strict=True):
-            _draw(axes, panel)
-
-    return _svg((_WIDTH * len(panels), _HEIGHT), name, len(panels), draw)
+    """Return panels side by side, each an SVG; `name` must be unique within a page."""
+    keys: dict[str, str] = {}
+    for panel in panels:
+        for i, curve in enumerate(panel.curves):
+            color = i if curve.color is None else curve.color
+            line = "dashed" if curve.style == "--" else "solid"
+            keys.setdefault(curve.label, _key(f"2px {line}", color))
+    cells = []
+    for i, panel in enumerate(panels):
+        text = html.escape(f"{panel.y_label} against {panel.x_label}")
+        svg = _svg(panel, f"{name} {i}")
+        cells.append(f'<div role="img" aria-label="{text}">{svg}</div>')
+    rows = "\n".join(cells)
+    return f'{_legend(keys)}<div class="panels">\n{rows}</div>'
 
 
 def bars(
     labels: Sequence[str],
     groups: Sequence[Bars],
-    x_label: str,
-    name: str,
-    unit: str | None = None,
-    log: bool = False,
+    text: Callable[[float | None], str] = size,
 ) -> str:
-    """Return horizontal bars, one group per label from the top, as SVG."""
-    thickness = 0.8 / len(groups)
+    """Return horizontal bars, one group per label, with their values as text."""
+    longest = max((v for g in groups for v in g.values if v), default=1)
+    keys = {g.label: _key("0.7em solid", i) for i, g in enumerate(groups)}
+    lines = []
+    for i, label in enumerate(labels):
+        lines.append(f'<div class="label">{html.escape(label)}</div>')
+        for color, group in enumerate(groups):
+            value = group.values[i]
+            lines.append(
+                f"<div>{_bar((value or 0) / longest, color)}{text(value)}</div>"
+            )
+    rows = "\n".join(lines)
+    return f'<div class="bars">{_legend(keys)}{rows}</div>'
 
-    def draw(all_axes: list) -> None:
-        (axes,) = all_axes
-        for i, group in enumerate(groups):
-            shift = (i - (len(groups) - 1) / 2) * thickness
-            y = [j + shift for j in range(len(labels))]
-            values = [value or 0 for value in group.values]
-            axes.barh(y, values, thickness, label=group.label, color=f"C{i}")
-        axes.set_yticks(range(len(labels)), labels)
-        axes.invert_yaxis()
-        axes.grid(visible=False, axis="y")
-        _finish(axes, x_label, "", unit, None, "x" if log else "")
 
-    height = 0.9 + 0.16 * (len(groups) + 0.6) * len(labels)
-    return _svg((2 * _WIDTH, height), name, 1, draw)
+def _bar(share: float, color: int) -> str:
+    width = f"calc({share:.4f} * (100% - 6.5em))"  # leaves space for the value
+    css = f"width: {width}; background: var(--color{color % len(_LIGHT)})"
+    return f'<span class="bar" style="{css}"></span>'
+
+
+def _key(border: str, color: int) -> str:
+    css = f"border-top: {border} var(--color{color % len(_LIGHT)})"
+    return f'<span class="key" style="{css}"></span>'
+
+
+def _legend(keys: dict[str, str]) -> str:
+    """Return the legend of more than one label, given the key of each."""
+    if len(keys) < 2:
+        return ""
+    entries = [f"<span>{key}{html.escape(label)}</span>" for label, key in keys.items()]
+    return f'<div class="legend">{"".join(entries)}</div>\n'
 
 
 def _draw(axes: Any, panel: Panel) -> None:
     for i, curve in enumerate(panel.curves):
         y = [float("nan") if value is None else value for value in curve.y]
-        color = f"C{i if curve.color is None else curve.color}"
+        color = _LIGHT[(i if curve.color is None else curve.color) % len(_LIGHT)]
         marker = "." if len(y) <= 30 else ""
-        axes.plot(
-            curve.x,
-            y,
-            curve.style,
-            marker=marker,
-            color=color,
-            label=curve.label,
-            lw=1.3,
-        )
-    _finish(axes, panel.x_label, panel.y_label, panel.x_unit, panel.y_unit, panel.log)
+        axes.plot(curve.x, y, curve.style, marker=marker, color=color, lw=1.5)
+    for axis, unit in (("x", panel.x_unit), ("y", panel.y_unit)):
+        log = axis in panel.log and _spans_decade(panel, axis)
+        if log:
+            axes.set(**{f"{axis}scale": "log"})
+        elif axis in panel.log:
+            axes.update_datalim([(0, 0)], updatex=axis == "x", updatey=axis == "y")
+            axes.autoscale_view()
+        _set_ticks(getattr(axes, f"{axis}axis"), unit, log)
+    axes.set_xlabel(panel.x_label)
+    axes.set_ylabel(panel.y_label)
 
 
-def _finish(
-    axes: Any,
-    x_label: str,
-    y_label: str,
-    x_unit: str | None,
-    y_unit: str | None,
-    log: str,
-) -> None:
-    from matplotlib.ticker import EngFormatter
-
-    if "x" in log:
-        axes.set_xscale("log")
-    if "y" in log:
-        axes.set_yscale("log")
-    for axis, unit in ((axes.xaxis, x_unit), (axes.yaxis, y_unit)):
-        if unit is not None:
-            axis.set_major_formatter(EngFormatter(unit))
-    axes.set_xlabel(x_label)
-    axes.set_ylabel(y_label)
-    if len(axes.get_legend_handles_labels()[1]) > 1:
-        axes.legend(fontsize="small", framealpha=0.7)
+def _spans_decade(panel: Panel, axis: str) -> bool:
+    values = [v for curve in panel.curves for v in getattr(curve, axis)]
+    known = [value for value in values if value is not None]
+    return bool(known) and 0 < 10 * min(known) <= max(known)
 
 
-def _svg(
-    size: tuple[float, float], name: str, num_axes: int, draw: Callable[[list], None]
-) -> str:
+def _set_ticks(axis: Any, unit: str | None, log: bool) -> None:
+    from matplotlib import ticker
+
+    if log:
+        low, high = axis.get_data_interval()
+        factors = (1, 2, 5) if high < 100 * low else (1,)
+        axis.set_major_locator(ticker.LogLocator(subs=factors, numticks=_MAX_TICKS))
+        axis.set_minor_locator(ticker.NullLocator())
+        axis.set_major_formatter(ticker.StrMethodFormatter("{x:,.12g}"))
+    else:
+        axis.set_major_locator(ticker.MaxNLocator(_MAX_TICKS - 1, steps=_STEPS))
+    if unit is not None:
+        axis.set_major_formatter(ticker.EngFormatter(unit))
+
+
+def _svg(panel: Panel, name: str) -> str:
     import matplotlib
     from matplotlib.figure import Figure
 
     with matplotlib.rc_context({**_SETTINGS, "svg.hashsalt": name}):
-        figure = Figure(figsize=size, layout="constrained")
-        draw(list(figure.subplots(1, num_axes, squeeze=False)[0]))
+        figure = Figure(figsize=_SIZE, layout="constrained")
+        _draw(figure.subplots(), panel)
         file = io.StringIO()
         figure.savefig(file, format="svg", metadata={"Date": None})
     text = file.getvalue()
-    return text[text.index("<svg") :]  # without the XML header of a separate file
+    text = text[text.index("<svg") :]  # without the XML header of a separate file
+    return _COLOR.sub(_css_color, text)
+
+
+def _css_color(match: re.Match) -> str:
+    """Return a color that follows the page's light or dark mode."""
+    return f"{match[1]}: {_CSS_COLORS.get(match[2], match[2])}"

@@ -36,18 +36,33 @@ def run_page(runs: dict[str, RunRecord]) -> str:
     for name, run in runs.items():
         if not run.epochs:
             raise ValueError(f"A run must have at least one epoch. Received: {name}")
-    title = ", ".join(dict.fromkeys(run.model for run in runs.values()))
     parts = [_summary(runs), *_metrics(runs), *_ratios(runs), *_staleness(runs)]
-    parts += [part for name, run in runs.items() for part in _layers(name, run)]
+    parts += _layers(runs)
     parts += [part for name, run in runs.items() for part in _details(name, run)]
-    return page.page(f"Training of {title}", parts)
+    return page.page(_title(runs), parts)
+
+
+def _title(runs: dict[str, RunRecord]) -> str:
+    """Return a title with the model's name or, if Keras chose it, the runs' names."""
+    models = dict.fromkeys(run.model for run in runs.values())
+    named = [model for model in models if not page.is_default_name(model)]
+    names = ", ".join(runs)
+    if named:
+        title = f"Training of {', '.join(named)}"
+        return f"{title}: {names}" if len(runs) > 1 else title
+    if len(runs) > 1:
+        return f"Training runs: {names}"
+    (run,) = runs.values()
+    title = "Training run" if names == "run" else f"Training run {names}"
+    methods = "; ".join(dict.fromkeys(m["name"] for m in run.methods.values()))
+    return f"{title}: {methods}" if methods else title
 
 
 def _summary(runs: dict[str, RunRecord]) -> str:
     columns = {name: _facts(run) for name, run in runs.items()}
     keys = dict.fromkeys(key for facts in columns.values() for key in facts)
     rows = [[key, *(f.get(key, "-") for f in columns.values())] for key in keys]
-    return page.table(["", *runs], rows)
+    return page.table(["", *runs], rows, wrap=True)
 
 
 def _facts(run: RunRecord) -> dict[str, str]:
@@ -85,12 +100,19 @@ def _metrics(runs: dict[str, RunRecord]) -> Iterable[str]:
     axes = axes or [("epoch", "epoch", "")]
     for metric in metrics:
         panels = [
-            Panel(label, metric, _metric_curves(runs, metric, field), unit)
+            Panel(
+                label,
+                metric,
+                _metric_curves(runs, metric, field),
+                unit,
+                log="x" if field == "sent_bytes" and len(runs) > 1 else "",
+            )
             for field, label, unit in axes
         ]
         yield page.heading(metric)
         against = ", ".join(label for _, label, _ in axes)
-        caption = f"{metric} against {against}, per epoch; dashed: validation."
+        caption = f"{metric} against {against}, per epoch"
+        caption += "; dashed: validation." if f"val_{metric}" in keys else "."
         yield page.figure(page.curves(panels, f"metric {metric}"), caption)
 
 
@@ -122,7 +144,7 @@ def _curve(
 
 def _ratios(runs: dict[str, RunRecord]) -> Iterable[str]:
     names = {"compression_ratio": "epoch", "total_compression_ratio": "since start"}
-    panels = _panels(runs, names, "dense bytes by sent bytes", "y")
+    panels = _panels(runs, names, "dense bytes / sent bytes", "y")
     if panels:
         yield page.heading("Ratio")
         caption = "Dense bytes divided by sent bytes, per epoch."
@@ -159,9 +181,14 @@ def _panels(
     return panels
 
 
-def _layers(name: str, run: RunRecord) -> Iterable[str]:
-    if not run.variables:
-        return
+def _layers(runs: dict[str, RunRecord]) -> Iterable[str]:
+    figures = [_layer_bars(name, run) for name, run in runs.items() if run.variables]
+    if figures:
+        yield page.heading("Bytes of each layer")
+        yield page.columns(figures)
+
+
+def _layer_bars(name: str, run: RunRecord) -> str:
     layers: dict[str, list[VariableRecord]] = {}
     for variable in run.variables:
         layers.setdefault(variable.layer, []).append(variable)
@@ -181,19 +208,15 @@ def _layers(name: str, run: RunRecord) -> Iterable[str]:
             _sum_or_none([sent for _, _, sent in rest]),
         )
         rows = [*rows[:_MAX_LAYERS], others]
-    svg = page.bars(
+    bars = page.bars(
         [label for label, _, _ in rows],
         [
             Bars("dense", [dense for _, dense, _ in rows]),
             Bars("sent", [sent for _, _, sent in rows]),
         ],
-        "bytes of a step",
-        f"layers of {name}",
-        "B",
-        log=True,
     )
-    yield page.heading(f"Bytes of each layer: {name}")
-    yield page.figure(svg, "Bytes that a worker sends in the last step, as predicted.")
+    caption = f"{name}: bytes that a worker sends in the last step, as predicted."
+    return page.figure(bars, caption)
 
 
 def _sum_or_none(numbers: Sequence[int | None]) -> int | None:
