@@ -15,7 +15,7 @@ def draw_steps(rows, path):
         rows: rows of `step.py` with limited rates.
         path: file of the picture; its extension determines the format.
     """
-    figure, axis = plt.subplots(figsize=(8, 4.5), layout="constrained")
+    figure, axis = plt.subplots(figsize=(5.5, 3.8), layout="constrained")
     axis.set_xscale("log")
     axis.set_yscale("log")
     axis.xaxis.set_major_formatter(EngFormatter(unit="bit/s"))
@@ -32,6 +32,6 @@ def draw_steps(rows, path):
         style = {"color": "0.5", "linestyle": "--"} if mode == "none" else {}
         label = "no communication" if mode == "none" else mode
         axis.plot(*zip(*points, strict=True), marker="o", label=label, **style)
-    axis.legend()
+    axis.legend(fontsize="small")
     figure.savefig(path)
     plt.close(figure)

@@ -1,7 +1,8 @@
 """Hooks of the site: links to files, and the list of methods.
 
 Links to files that are no pages lead into the repository, if `repo_url` of mkdocs.yml
-is set. `<!-- methods -->` becomes the entries of all compression methods.
+is set. `<!-- methods -->` becomes the entries of all compression methods. The search
+lists other pages before decisions.
 """
 
 import pathlib
@@ -24,6 +25,8 @@ def add_methods(markdown):
 
 def on_page_markdown(markdown, page, config, files):
     """Change links to what is no page, such as a source file."""
+    if page.file.src_uri.startswith("decisions/"):
+        page.meta["search"] = {"boost": 0.1}
     markdown = add_methods(markdown)
     folder = (pathlib.Path(config["docs_dir"]) / page.file.src_uri).parent
 

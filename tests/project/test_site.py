@@ -147,3 +147,7 @@ def test_site_builds(tmp_path):
     indexed = {(tmp_path / location).resolve() for location in locations}
     assert {p for p in pages if p.resolve() not in indexed} == set()
     assert any("residual" in d["text"] for d in index["docs"])
+    for entry in index["docs"]:  # decisions come last
+        assert entry["location"].startswith("decisions/") == ("boost" in entry)
+    assert 'href="site/extra.css"' in first_page
+    assert {path.name for path in (tmp_path / "site").iterdir()} == {"extra.css"}

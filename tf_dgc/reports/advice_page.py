@@ -59,11 +59,15 @@ def _bars(rows: Sequence[Mapping[str, Any]]) -> Iterable[str]:
 def _curves(
     rates: Sequence[float], seconds: Mapping[int, Mapping[str, Sequence[float]]]
 ) -> Iterable[str]:
+    names = list(dict.fromkeys(name for y in seconds.values() for name in y))
     panels = [
         Panel(
             x_label=f"bandwidth ({number} workers), bit/s",
             y_label="time of a step",
-            curves=[Curve(name, rates, y) for name, y in by_method.items()],
+            curves=[
+                Curve(name, rates, y, color=names.index(name))
+                for name, y in by_method.items()
+            ],
             x_unit="",
             y_unit="s",
             log="xy",

@@ -280,9 +280,8 @@ def bars(
         lines.append(f'<div class="label">{html.escape(label)}</div>')
         for color, group in enumerate(groups):
             value = group.values[i]
-            lines.append(
-                f"<div>{_bar((value or 0) / longest, color)}{text(value)}</div>"
-            )
+            bar = _bar((value or 0) / longest, color)
+            lines.append(f"<div>{bar}{html.escape(text(value))}</div>")
     rows = "\n".join(lines)
     return f'<div class="bars">{_legend(keys)}{rows}</div>'
 
