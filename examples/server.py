@@ -86,9 +86,8 @@ def main(_):
     stats = model.optimizer.stats
     print(
         f"worker {worker}: {_STEPS.value / seconds:.0f} steps per second, "
-        f"a push is 1/{stats.ratio:.0f}, "
-        f"{accuracy:.1%} right by the server's weights, of "
-        f"{int(model.optimizer.iterations)} updates",
+        f"accuracy {accuracy:.1%} after {int(model.optimizer.iterations)} updates; "
+        f"sent 1/{stats.ratio:.0f} of the gradient",
         flush=True,
     )
 

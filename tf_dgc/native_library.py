@@ -109,10 +109,10 @@ def warn_if_missing() -> None:
     native = load_library()
     if native.enabled and native.library is None:
         warnings.warn(
-            f"tf_dgc runs without its native operations: {native.reason}. Steps take "
-            f"several times as long, with the same results. {ADVICE} To run without "
-            f"them and without this warning, set {_VARIABLE}=0. `tf-dgc doctor` prints "
-            "details.",
+            f"tf_dgc runs without its native operations: {native.reason}. "
+            f"Compression takes several times as long, with the same results. {ADVICE} "
+            "To run without them and without this warning, set "
+            f"{_VARIABLE}=0. `tf-dgc doctor` prints details.",
             RuntimeWarning,
             stacklevel=3,
         )

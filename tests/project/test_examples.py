@@ -121,7 +121,7 @@ def test_server(tmp_path):
     finished = programs.run(command, merged=True)
     assert finished.returncode == 0
     results = re.findall(
-        r"worker (\d): (\d+) steps per second, .*, (\S+)% right", finished.stdout
+        r"worker (\d): (\d+) steps per second, accuracy (\S+)% ", finished.stdout
     )
     assert sorted(rank for rank, *_ in results) == ["0", "1"]
     assert min(float(accuracy) for *_, accuracy in results) > 70

@@ -39,7 +39,7 @@ def main(hosts: Sequence[str] = (), ssh: str = "") -> int:
         print(f"\n{advice}")
     missing = state.enabled and state.library is None
     if missing:
-        print(f"\nSteps take several times longer. {native_library.ADVICE}")
+        print(f"\nCompression takes several times as long. {native_library.ADVICE}")
     return int(missing or any(check.is_problem for check in checks))
 
 
