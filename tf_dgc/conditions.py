@@ -13,6 +13,9 @@ import tensorflow as tf
 
 BoolOrTensor: TypeAlias = bool | tf.Tensor
 
+ASSERTION = "tf_dgc:"
+"""First datum of this package's assertions; `failures` shows the rest as the error."""
+
 
 def smart_cond(condition: BoolOrTensor, if_true: Callable, if_false: Callable) -> Any:
     """Call one of two functions: now if the condition is a bool, else by `tf.cond`."""

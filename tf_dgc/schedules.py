@@ -19,6 +19,7 @@ from tf_dgc.arguments import (
     show,
     unknown_length,
 )
+from tf_dgc.conditions import ASSERTION
 
 __all__ = [
     "FollowLearningRate",
@@ -562,8 +563,8 @@ def schedule_value(
     valid = tf.logical_and(value >= smallest, value < 1)
     check = tf.debugging.Assert(
         valid,
-        [f"the sparsity schedule must return a number in [{smallest:g}, 1), but "
-         "returned", value, "at iteration", iteration],
+        [ASSERTION, f"The sparsity schedule must return a number in [{smallest:g}, 1), "
+         "but returned", value, "at iteration", iteration],
     )  # fmt: skip
     with tf.control_dependencies([check] if check is not None else []):
         return tf.identity(value)
@@ -608,8 +609,8 @@ def period_at(schedule: Callable[[tf.Tensor], tf.Tensor], step: tf.Tensor) -> tf
     whole = tf.equal(tf.cast(period, value.dtype), value)
     check = tf.debugging.Assert(
         tf.logical_and(whole, period >= 1),
-        ["the schedule of the period must return a whole number, 1 or more, but "
-         "returned", value, "at step", step],
+        [ASSERTION, "The schedule of the period must return a whole number, 1 or more, "
+         "but returned", value, "at step", step],
     )  # fmt: skip
     with tf.control_dependencies([check] if check is not None else []):
         return tf.identity(period)

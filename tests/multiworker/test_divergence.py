@@ -1,5 +1,7 @@
 """Workers whose variables differ are named, for every kind of step."""
 
+import sys
+
 import keras
 import numpy as np
 import pytest
@@ -7,7 +9,7 @@ import tensorflow as tf
 from harness import Trainer, initial_weights, make_gradients, record_collectives
 
 import tf_dgc
-from tf_dgc.multiworker import divergence
+from tf_dgc.multiworker import divergence, failures
 from tf_dgc.steps import native
 
 SGD = keras.optimizers.SGD
@@ -130,6 +132,23 @@ def test_eager_steps(strategies):
     assign(trainer, trainer.variables[0], 1, 1.0)
     with pytest.raises(tf.errors.InvalidArgumentError, match="in w0, 1 of 2"):
         trainer._distributed(step)
+
+
+def test_an_error_that_ends_the_process_is_shown_once(strategies, monkeypatch, capsys):
+    monkeypatch.setattr(sys, "excepthook", sys.__excepthook__)
+    failures.show_own_errors_plainly()
+    trainer, gradients = train(
+        strategies[2], dgc(0.9, diagnostics=tf_dgc.Diagnostics(check_every=1))
+    )
+    assign(trainer, trainer.variables[0], 1, 1.0)
+    with pytest.raises(tf.errors.InvalidArgumentError) as caught:
+        trainer.step(gradients[0])
+    sys.excepthook(caught.type, caught.value, caught.tb)
+    place, error = capsys.readouterr().err.splitlines()[-2:]
+    assert place.startswith("At ")
+    assert error.startswith("RuntimeError: tf_dgc: Workers differ at iteration 0: ")
+    assert error.endswith('With `on_divergence="warn"` training continues; '
+                          "`check_every=None` turns the check off.")  # fmt: skip
 
 
 @pytest.mark.parametrize("dtype", ["float16", "bfloat16", "float32", "float64"])

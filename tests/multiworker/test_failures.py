@@ -623,16 +623,31 @@ def show_end(monkeypatch, capsys):
             "RuntimeError: tf_dgc: worker 1 (b:2) cannot go on: worker 0 (a:1) ended "
             f"with ValueError: no. {failures.ADVICE}",
         ),
+        (
+            tf.errors.InvalidArgumentError(
+                None,
+                None,
+                "Graph execution error:\n\nDetected at node x\n\nassertion failed: "
+                '[tf_dgc:] [Use \\"warn\\" in [0, 1)] [3]\n\t [[{{node x}}]] [Op:f]',
+            ),
+            'RuntimeError: tf_dgc: Use "warn" in [0, 1) 3',
+        ),
     ],
 )
-def test_an_error_about_other_workers_is_shown_without_a_traceback(
-    show_end, error, last
-):
+def test_an_error_of_this_package_is_shown_without_a_traceback(show_end, error, last):
     output, reports = show_end(error)
     where, _, text = output.partition("\n")
     assert re.fullmatch(rf"At {re.escape(__file__)}:\d+ in show: raise error", where)
     assert text == f"{last}\n"
     assert not any("ended with RuntimeError" in reason for reason in reports)
+
+
+def test_an_assertion_of_a_step_is_reported_to_the_other_workers(show_end):
+    message = "assertion failed: [tf_dgc:] [Workers differ. So]\n\t [[{{node x}}]]"
+    _, reports = show_end(tf.errors.InvalidArgumentError(None, None, message))
+    (reason,) = reports
+    assert reason == "worker 1 (b:2) ended with this error: Workers differ. So"
+    assert failures.explain_error(STRATEGY, message) is None
 
 
 @pytest.mark.parametrize(

@@ -155,7 +155,36 @@ def test_the_traceback_of_the_worker_whose_error_ended_another(tmp_path):
     lines = output.getvalue().splitlines()
     first, second = (lines.index(f"[tf-dgc] worker {i} printed last:") for i in (1, 2))
     assert first < lines.index("[1] ValueError: no") < second
-    assert f"exit code 1: {error}no. Training. Fix that" in lines[-1]
+    assert f"exit code 1: {error}no. Fix that" in lines[-1]
+
+
+LONG = "the disk is full " * 30
+
+
+@pytest.mark.parametrize(
+    ("error", "reason"),
+    [
+        ("ValueError: no", "ValueError: no. Fix"),
+        ("ValueError: no. Pass 1.", "ValueError: no. Pass 1. Fix"),
+        (f"OSError: {LONG}", "full the disk is full ... Fix"),
+        (f"OSError: {'x' * 400}", "OSError: ... Fix"),
+        # What this package says: its first sentence.
+        (
+            "RuntimeError: tf_dgc: worker 0 (a.b:1) cannot go on: the port 1.5 is in "
+            "use. Training cannot go on",
+            "1: tf_dgc: worker 0 (a.b:1) cannot go on: the port 1.5 is in use. Fix",
+        ),
+        (
+            "a.InvalidArgumentError: assertion failed: [tf_dgc:] [The schedule] [1.5] "
+            "[at iteration] [3]",
+            "1: tf_dgc: The schedule 1.5 at iteration 3. Fix",
+        ),
+    ],
+)
+def test_the_reason_is_short(error, reason):
+    text = launcher._reason("worker 0", 1, error)
+    assert reason in text
+    assert len(text) < 400
 
 
 @pytest.mark.slow

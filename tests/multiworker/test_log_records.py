@@ -133,10 +133,27 @@ def test_tracebacks_of_interrupts_are_left_out(tmp_path, printed, expected):
     assert (tmp_path / "worker-0.log").read_text() == printed
 
 
+GRAPH_ERROR = (
+    "a.b.InvalidArgumentError: Graph execution error:\n\nDetected at node x (most "
+    "recent call last):\n  File 'x.py', line 1, in go\n\n  File 'y.py', line 2\n\n"
+    "Incompatible shapes: [2]\nvs. [3]\n\t [[{{node x}}]] [Op:__inference_step_1]\nb\n"
+)
+WHILE_TRACING = (
+    "ValueError: in user code:\n\n    File 'x.py', line 1, in go  *\n        f()\n\n"
+    "    TypeError: no such thing\nb\n"
+)
+LISTED = "ValueError: The workers differ. Differences:\n  a: 1\n  b: 2\nlater\n"
+
+
 @pytest.mark.parametrize(
     ("printed", "code", "error"),
     [
         (f"a\n{TRACEBACK}a.b.ValueError: no\nb\n", 1, "a.b.ValueError: no"),
+        (GRAPH_ERROR, 1, "a.b.InvalidArgumentError: Incompatible shapes: [2] vs. [3]"),
+        (WHILE_TRACING, 1, "TypeError: no such thing"),
+        (LISTED, 1, "ValueError: The workers differ. Differences: a: 1; b: 2"),
+        ("ValueError: :\n", 1, "ValueError: :"),
+        (f"{GRAPH_ERROR}KeyError: 'x'\n", 1, "KeyError: 'x'"),
         ("a\nthe disk is full\n\n", 1, "the disk is full"),
         ("a\nstep 3\n", 7, ""),
         ("", 1, ""),
@@ -151,7 +168,13 @@ def test_the_error_that_ended_a_program(tmp_path, printed, code, error):
 
 def test_usual_messages_of_tensorflow_are_not_shown_as_errors(tmp_path):
     head = "E0000 00:00:1795899164.881442   10353 cuda_platform.cc:52] "
+    abort = head.replace("cuda_platform.cc:52", "base_collective_executor.cc:252")
+    ring = head.replace("cuda_platform.cc:52", "ring_alg.cc:296")
+    text = f"{head}failed call to cuInit: 303\n{abort}StartAbort tf_dgc: no\n"
+    text += f"RPC: /tensorflow.WorkerService/RecvBuf\n{head}out of memory\n"
+    text += f"/job:worker/task:1\n{ring}Aborting RingReduce\n"
     output = WorkerOutput(open_log(tmp_path, "worker 0", 1))
-    output.feed(f"{head}failed call to cuInit: 303\n{head}out of memory\n".encode())
+    output.feed(text.encode())
     output.close()
-    assert output.unseen() == [f"{head}out of memory"]
+    assert output.unseen() == [f"{head}out of memory", "/job:worker/task:1"]
+    assert (tmp_path / "worker-0.log").read_text() == text

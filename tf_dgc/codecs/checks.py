@@ -7,7 +7,9 @@ import tensorflow as tf
 
 from tf_dgc import clipping
 from tf_dgc._internals import tracing
+from tf_dgc.conditions import ASSERTION
 
+_MAX_LISTED = 5  # tensors; more are counted
 _DAMAGED = (
     "The buffer was damaged on its way or built wrongly; restart from a checkpoint."
 )
@@ -48,7 +50,7 @@ def require(checks: Sequence[BufferCheck], results: Any) -> Any:
         ]
     )
     assertion = tf.raw_ops.Assert(
-        condition=tf.logical_not(tf.reduce_any(wrong)), data=[message]
+        condition=tf.logical_not(tf.reduce_any(wrong)), data=[ASSERTION, message]
     )
     with tf.control_dependencies([assertion]):
         return tf.nest.map_structure(
@@ -94,19 +96,28 @@ def require_finite(
     finite: tf.Tensor, dtypes: Collection[str], labels: Sequence[str], results: Any
 ) -> Any:
     """Return `results`; reading them raises unless all of `finite` is true."""
-    assertion = tf.debugging.Assert(
-        tf.reduce_all(finite),
-        [
-            "The sum over workers of what was sent is not finite, or too large for the "
-            f"variable's dtype ({', '.join(sorted(dtypes))}). Clip gradients "
-            "(`clipnorm` of the inner optimizer), lower the learning rate, or use "
-            "variables of a wider dtype. Received of the tensors, finite or not:",
-            finite,
-            tf.constant(list(labels)),
-        ],
-        summarize=len(labels),
-    )
-    with tf.control_dependencies([] if assertion is None else [assertion]):
+
+    def fail() -> tf.Tensor:
+        names = tf.boolean_mask(
+            tf.constant(list(labels), tf.string), tf.logical_not(finite)
+        )
+        message = tf.strings.join(
+            [
+                "The sum over workers of what was sent is not finite, or too large for "
+                f"the variable's dtype ({', '.join(sorted(dtypes))}). Clip gradients "
+                "(`clipnorm` of the inner optimizer), lower the learning rate, or use "
+                "variables of a wider dtype. Received: such sums of ",
+                tf.strings.as_string(tf.size(names)),
+                f" of {len(labels)} tensors: ",
+                tf.strings.reduce_join(names[:_MAX_LISTED], separator=", "),
+            ]
+        )
+        assertion = tf.raw_ops.Assert(condition=False, data=[ASSERTION, message])
+        with tf.control_dependencies([] if assertion is None else [assertion]):
+            return tf.constant(False)
+
+    checked = tf.cond(tf.reduce_all(finite), lambda: tf.constant(True), fail)
+    with tf.control_dependencies([checked]):
         return tf.nest.map_structure(
             lambda x: tf.identity(x) if tf.is_tensor(x) else x, results
         )

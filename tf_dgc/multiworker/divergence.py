@@ -13,7 +13,7 @@ import keras
 import numpy as np
 import tensorflow as tf
 
-from tf_dgc.conditions import BoolOrTensor, smart_cond
+from tf_dgc.conditions import ASSERTION, BoolOrTensor, smart_cond
 from tf_dgc.multiworker import consensus, workers
 
 _BYTES = 4  # of a checksum
@@ -145,7 +145,7 @@ class ChecksumComparison:
                 line = tf.strings.join(["WARNING: tf_dgc: ", text])
                 operation = tf.print(line, output_stream=sys.stderr)
             else:
-                operation = tf.raw_ops.Assert(condition=False, data=[text])
+                operation = tf.raw_ops.Assert(condition=False, data=[ASSERTION, text])
             with tf.control_dependencies([] if operation is None else [operation]):
                 return tf.constant(True)
 

@@ -18,6 +18,7 @@ import keras
 import tensorflow as tf
 
 from tf_dgc._internals import tf_collectives
+from tf_dgc.conditions import ASSERTION
 from tf_dgc.multiworker import coordination, workers
 
 ADVICE = (
@@ -57,6 +58,11 @@ _REPORTED = re.compile(
     re.S,
 )
 _AFTERWARDS = re.compile(r"must be in CONNECTED state|CoordinationService(?!Error)")
+_ASSERTION = re.compile(
+    rf"assertion failed: \[{ASSERTION}\] \[(.*?)\](?=\n\t \[\[| \[Op:|\Z)",
+    re.S,
+)
+_ESCAPED = re.compile(r"\\([\\\"'])")  # by TensorFlow, in an assertion's text
 _OWN_ERROR = re.compile(
     rf"\A(?P<traced>in user code:.*\n{_INDENT}RuntimeError: )?(?P<text>tf_dgc: .*)",
     re.S,
@@ -131,7 +137,9 @@ def explain_error(strategy: tf.distribute.Strategy, message: str) -> str | None:
 def _gist(message: str, length: int = 300) -> str:
     """Return the one line of an error's message that says what happened."""
     lines = message.rpartition("aborted by: ")[2].strip().splitlines() or [""]
-    return lines[0] if len(lines[0]) <= length else lines[0][:length] + " ..."
+    if len(lines[0]) <= length:
+        return lines[0]
+    return f"{lines[0][:length].rsplit(maxsplit=1)[0]} ..."
 
 
 # Report to the other workers
@@ -193,7 +201,7 @@ def _has_ended(name: str) -> bool:
 
 
 def show_own_errors_plainly() -> None:
-    """Print uncaught errors about other workers without a traceback."""
+    """Print uncaught errors about other workers, and of steps, without a traceback."""
     previous_hook = sys.excepthook
     if previous_hook in _hooks:
         return
@@ -229,8 +237,10 @@ def report_uncaught_exceptions(strategy: tf.distribute.Strategy) -> None:
             previous_hook(RuntimeError, named_error, trace)
             return
         advice = _hdf5_lock_advice(error)
-        if _own_text(error) is None:  # otherwise it has been reported
-            name = workers.full_name(strategy, workers.own_name(strategy))
+        name = workers.full_name(strategy, workers.own_name(strategy))
+        if text := _assertion_text(error):
+            report_to_workers(f"{name} ended with this error: {_gist(text)}")
+        elif _own_text(error) is None:  # otherwise it has been reported
             text = f"{kind.__name__}: {_gist(str(error))}{advice}"
             report_to_workers(f"{name} ended with {text}")
         previous_hook(kind, error, trace)
@@ -248,10 +258,12 @@ def report_uncaught_exceptions(strategy: tf.distribute.Strategy) -> None:
 
 
 def _own_text(error: BaseException) -> str | None:
-    """Return the text of an error about other workers; None for any other error."""
+    """Return the text of an error about other workers or of a step, else None."""
     # An error raised while a function is traced is wrapped in a `RuntimeError`, whose
     # text begins with the traceback of that function.
     if isinstance(error, tf.errors.OpError):
+        if text := _assertion_text(error):
+            return f"tf_dgc: {text}"
         report = _REPORTED.search(str(error.message))
         return report and f"tf_dgc: {report.group(1).strip()}"
     match = _OWN_ERROR.search(str(error)) if isinstance(error, RuntimeError) else None
@@ -259,6 +271,13 @@ def _own_text(error: BaseException) -> str | None:
         return None
     text = match["text"].rstrip()
     return text.replace(f"\n{_INDENT}", "\n") if match["traced"] else text
+
+
+def _assertion_text(error: BaseException) -> str:
+    """Return the text of an assertion of this package that failed in a step, or ""."""
+    message = error.message if isinstance(error, tf.errors.OpError) else ""
+    match = _ASSERTION.search(str(message))
+    return _ESCAPED.sub(r"\1", match.group(1).replace("] [", " ")) if match else ""
 
 
 @contextlib.contextmanager

@@ -152,6 +152,7 @@ def prepare(strategy: Strategy) -> Strategy:
             "`tf.distribute.get_strategy()` for the one in whose scope it is called. "
             f"Received: strategy={show(strategy)}"
         )
+    failures.show_own_errors_plainly()
     tf_config.check_tf_config(strategy)
     if strategy.num_replicas_in_sync > 1:
         cross_device_ops(strategy)

@@ -65,6 +65,9 @@ _READ_SECONDS = 2.0  # for output that is left to read when all have ended
 _SSH_BROKEN = 255  # ssh's exit code when its connection breaks
 _SSH_KILLED = (-signal.SIGTERM, -signal.SIGKILL)  # of ssh itself, not of the worker
 _MAX_ERROR_LENGTH = 300  # characters of an error in the last line
+# An error of this package: an exception, or what a failed assertion of a step prints.
+_OWN_ERROR = re.compile(r"tf_dgc: (.*)|\[tf_dgc:\] \[(.*?)\](?= \[Op:|$)")
+_SENTENCE_END = re.compile(r"\.\s+(?=[A-Z`])")
 # In the error of a worker, written by `tf_dgc.multiworker.failures`.
 _ENDED_BY = re.compile(r"cannot go on: worker (\d+) \(\S+\) ended with ")
 
@@ -375,9 +378,18 @@ def _reason(name: str, code: int, last_error: str) -> str:
     text = f"{name} ended with exit code {code}"
     if not last_error:
         return f"{text}. Look at the end of its log, and start all workers again"
-    if len(last_error) > _MAX_ERROR_LENGTH:
-        last_error = f"{last_error[:_MAX_ERROR_LENGTH]} ..."
-    return f"{text}: {last_error.rstrip('.:')}. Fix that and start all workers again"
+    return f"{text}: {_shorten(last_error)} Fix that and start all workers again"
+
+
+def _shorten(error: str) -> str:
+    """Return the first sentence of an error of tf_dgc, or what fits of another one."""
+    if match := _OWN_ERROR.search(error):
+        text = match.group(1) or match.group(2).replace("] [", " ")
+        error = f"tf_dgc: {_SENTENCE_END.split(text, maxsplit=1)[0]}"
+    error = error.rstrip(".:")
+    if len(error) <= _MAX_ERROR_LENGTH:
+        return f"{error}."
+    return f"{error[:_MAX_ERROR_LENGTH].rsplit(maxsplit=1)[0]} ..."
 
 
 # How each process is started

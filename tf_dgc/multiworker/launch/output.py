@@ -4,6 +4,7 @@ import codecs
 import collections
 import contextlib
 import fcntl
+import itertools
 import os
 import pathlib
 import re
@@ -11,7 +12,7 @@ import selectors
 import termios
 import threading
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from typing import NamedTuple, TextIO
 
 # The first line of a record of TensorFlow's C++ log
@@ -192,8 +193,14 @@ class InterruptFilter:
 
 
 _ERROR = re.compile(r"(?:\w+\.)*\w+(?:Error|Exception|Exit): ")  # ends a traceback
-# Errors in TensorFlow's log on every machine without a GPU, and of oneDNN.
-_HARMLESS = re.compile(r"failed call to cuInit|oneDNN supports DT_\w+ only")
+_OP_NODES = "\t [[{{node "  # begins the line after the message of a graph error
+# Errors in TensorFlow's log that are not shown: those on every machine without a GPU,
+# of oneDNN, and of collectives, which repeat the error that the program prints.
+_LEFT_OUT = re.compile(
+    r"failed call to cuInit|oneDNN supports DT_\w+ only"
+    r"|(?:base_collective_executor|ring_alg)\.cc:\d+\]"
+)
+_MAX_ERROR_LINES = 500
 _TAIL_LINES = 20
 _CHUNK = 1 << 16
 _LONGEST_LINE = 1 << 16
@@ -218,7 +225,9 @@ class WorkerOutput:
         self._last_shown = time.monotonic()
         self._interrupt_filter: InterruptFilter | None = None
         self._passed_on = ""  # of the unfinished line when `pass_on` was replaced
-        self._last_error = self._last_line = ""
+        self._error: list[str] = []  # lines of the last error, and what follows it
+        self._last_line = ""
+        self._is_left_out = False  # whether the last record of the log is
 
     def feed(self, data: bytes) -> None:
         """Take the next bytes that the worker printed."""
@@ -255,14 +264,18 @@ class WorkerOutput:
         return list(self._unseen)
 
     def last_error(self, code: int) -> str:
-        """Return the line that says which error ended the program, or ""."""
+        """Return one line that says which error ended the program, or ""."""
         # With exit code 1 it may be the last line, because `sys.exit` takes a text.
-        return self._last_error or (self._last_line if code == 1 else "")
+        if self._error:
+            return error_line(self._error)
+        return self._last_line if code == 1 else ""
 
     def _take(self, piece: LogPiece) -> None:
         if piece.severity is not None:
             self._log.line(piece.text)
-            if piece.severity in "EF" and not _HARMLESS.search(piece.text):
+            if _HEAD.match(piece.text):
+                self._is_left_out = bool(_LEFT_OUT.search(piece.text))
+            if piece.severity in "EF" and not self._is_left_out:
                 self._unseen.append(piece.text)
             return
         if self._pass_on is not None:
@@ -284,7 +297,9 @@ class WorkerOutput:
         self._log.line(text)
         self._last_line = text or self._last_line
         if _ERROR.match(text):
-            self._last_error = text
+            self._error = [text]
+        elif self._error and len(self._error) < _MAX_ERROR_LINES:
+            self._error.append(text)
         passed_on, self._passed_on = self._passed_on, ""
         if passed_on and line == passed_on:
             return
@@ -300,6 +315,28 @@ class WorkerOutput:
                 self._last_shown = time.monotonic()
             elif self._pass_on is None:
                 self._unseen.append(text)
+
+
+def error_line(lines: Sequence[str]) -> str:
+    """Return what the first line of an error says, with details from the next lines.
+
+    A first line that ends with a colon, such as "Graph execution error:" or "in user
+    code:", does not say what happened.
+    """
+    first, *rest = lines
+    if not first.endswith(":"):
+        return first
+    kind = first.partition(": ")[0]
+    nodes = next((i for i, line in enumerate(rest) if line.startswith(_OP_NODES)), 0)
+    if nodes:
+        blank = max((i for i, line in enumerate(rest[:nodes]) if not line), default=-1)
+        return f"{kind}: {' '.join(rest[blank + 1 : nodes])}"
+    indented = list(itertools.takewhile(lambda x: not x or x.startswith(" "), rest))
+    errors = [line.strip() for line in indented if _ERROR.match(line.strip())]
+    if errors:
+        return errors[-1]
+    items = [line.strip() for line in indented if line]
+    return f"{first} {'; '.join(items)}" if items else first
 
 
 class OutputReader:
