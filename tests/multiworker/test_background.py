@@ -26,7 +26,7 @@ def begin(lane, number, value):
         lane.begin(number, [tf.constant(value)])
 
 
-def test_reductions_run_in_order_and_are_waited_for(strategies):
+def test_reductions_run_in_order_and_are_waited_for(strategies, retracing_warnings):
     lane, done = BackgroundReduction(strategies[1]), []
     go_on = threading.Event()
 
@@ -36,15 +36,16 @@ def test_reductions_run_in_order_and_are_waited_for(strategies):
         )
 
     lane.work = work
-    for number in range(3):
+    for number in range(6):
         begin(lane, number, 10 * number)
     assert done == []
     go_on.set()
-    for number in range(3):
+    for number in range(6):
         lane.wait()
         assert done[: number + 1] == [(n, 10 * n) for n in range(number + 1)]
     lane.wait()  # nothing is pending
     lane.finish()
+    assert not retracing_warnings
 
 
 def test_forgotten_reductions_are_not_waited_for(strategies):

@@ -28,6 +28,16 @@ def test_shards_are_balanced_and_none_is_empty(num_servers):
     ]
 
 
+@pytest.mark.slow
+def test_connections_cause_no_warning(monkeypatch, retracing_warnings):
+    """Each has functions of its own, traced once."""
+    with ServerGroup(1, servers=6) as served:
+        optimizer = served.optimizer(monkeypatch, 0, keras.optimizers.SGD(0.1))
+        trainer = TracedTrainer(optimizer, [np.zeros([2])] * 6)
+        trainer.step([np.ones([2])] * 6)
+    assert not retracing_warnings
+
+
 def test_more_servers_than_variables_raises(monkeypatch):
     with ServerGroup(1, servers=3) as served:
         optimizer = served.optimizer(monkeypatch, 0, keras.optimizers.SGD(0.1))

@@ -172,6 +172,21 @@ def _fixed_seed():
         keras.utils.set_random_seed(0)
 
 
+@pytest.fixture
+def retracing_warnings(monkeypatch):
+    """Return the list of TensorFlow's warnings, about this test's functions alone."""
+    import tensorflow as tf
+    from tensorflow.python.eager.polymorphic_function import polymorphic_function
+
+    texts = []
+    detectors = polymorphic_function._FrequentTracingDetectorManager()
+    monkeypatch.setattr(
+        polymorphic_function, "_frequent_tracing_detector_manager", detectors
+    )
+    monkeypatch.setattr(tf.get_logger(), "warning", lambda text, *_: texts.append(text))
+    return texts
+
+
 @pytest.fixture(scope="session")
 def strategies():
     """Return a strategy by number of workers, all in this process."""

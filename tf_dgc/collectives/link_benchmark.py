@@ -55,7 +55,12 @@ def _make_function(
             requests_by_replica.append([r for r in adapted if r is not None])
         return hook.answer_round(requests_by_replica, ranks)[0]
 
-    function: Callable[..., list[tf.Tensor]] = tf.function(answer, autograph=False)
+    # A concrete function: otherwise TensorFlow takes several of them for retracing of
+    # one, and warns about it.
+    specs = [tf.TensorSpec(r[0].shape, r[0].dtype) for r in requests]
+    function: Callable[..., list[tf.Tensor]] = tf.function(
+        answer, autograph=False
+    ).get_concrete_function(*specs)
     return function
 
 

@@ -60,6 +60,7 @@ class BackgroundReduction:
         self._changed = threading.Condition()
         self._unfinished = 0
         self._thread: threading.Thread | None = None
+        self._functions: dict[tuple[Any, ...], Callable[..., None]] = {}
         # Last: the watch's threads may call `count` as soon as this is registered.
         _instances(strategy)[self.number] = self
 
@@ -197,7 +198,7 @@ class BackgroundReduction:
         try:
             if not self._error.read_value().numpy():
                 with self._strategy.scope():
-                    self._function(number, replicas, flat)
+                    self._trace(number, replicas, flat)(*flat)
         except BaseException as error:
             self._fail(error)
         finally:
@@ -219,16 +220,25 @@ class BackgroundReduction:
         weakref.finalize(self, self._tasks.put, None).atexit = False
         atexit.register(_finish_at_exit, weakref.ref(self))
 
-    @functools.cached_property
-    def _function(self) -> Callable[..., None]:
-        def call(number: int, replicas: int, flat: Sequence[tf.Tensor]) -> None:
+    def _trace(
+        self, number: int, replicas: int, flat: Sequence[tf.Tensor]
+    ) -> Callable[..., None]:
+        """Return the function that runs a task, traced once per number and shapes."""
+
+        def call(*flat: tf.Tensor) -> None:
             starts = range(0, len(flat), replicas)
             rows = [tf_collectives.per_replica(flat[i : i + replicas]) for i in starts]
             work = functools.partial(self.work, number)
             self._strategy.run(work, args=tuple(rows))
 
-        function: Callable[..., None] = tf.function(call, autograph=False)
-        return function
+        specs = [tf.TensorSpec(value.shape, value.dtype) for value in flat]
+        key = (number, *specs)
+        if key not in self._functions:
+            # A concrete function: TensorFlow would warn about retracing one function
+            # for several numbers.
+            function = tf.function(call, autograph=False)
+            self._functions[key] = function.get_concrete_function(*specs)
+        return self._functions[key]
 
     def _fail(self, error: BaseException) -> None:
         """Make the next step fail, and the other workers."""

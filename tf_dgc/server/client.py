@@ -259,14 +259,16 @@ class ServerConnection:
         self.heartbeat = Heartbeat(self._client, task, self._incarnation)
         head = [tf.TensorSpec([], d) for d in (tf.int32, tf.int64, tf.float64)]
         part = tf.TensorSpec([], tf.int32)
+        # Concrete functions: otherwise TensorFlow takes those of several connections
+        # for retracing of one, and warns about it.
         self._send = tf.function(
             self._send_message,
             input_signature=[*head, part, part, _WORDS],
             autograph=False,
-        )
+        ).get_concrete_function()
         self._exchange = tf.function(
             self._exchange_parts, input_signature=[*head, _WORDS], autograph=False
-        )
+        ).get_concrete_function()
 
     @property
     def name(self) -> str:

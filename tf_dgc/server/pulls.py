@@ -204,14 +204,16 @@ class WorkerCopies:
         signature = [[tf.TensorSpec([k], tf.int32) for k in self._counts]]
         self._copies[worker] = copies
         self._changed[worker] = ChangedEntries(self._sizes)
+        # Concrete functions: otherwise TensorFlow takes those of several workers for
+        # retracing of one, and warns about it.
         self._compare_functions[worker] = tf.function(
             lambda: self._compare(copies), autograph=False
-        )
+        ).get_concrete_function()
         self._send_functions[worker] = tf.function(
             lambda positions: self._send(copies, positions),
             input_signature=signature,
             autograph=False,
-        )
+        ).get_concrete_function()
 
     def record(self, touched: Sequence[np.ndarray] | None) -> None:
         """Record which entries an update may have changed; see `ChangedEntries.add`."""
