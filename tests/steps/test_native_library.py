@@ -17,6 +17,7 @@ from tensorflow.python.framework import kernels
 import tf_dgc
 from tf_dgc import native_library
 from tf_dgc.cli import doctor
+from tf_dgc.steps import gpu_check
 
 SOURCES = pathlib.Path(__file__).parents[2] / "custom_ops"
 IS_BUILT = native_library.load_library().library is not None
@@ -222,6 +223,13 @@ def test_reason_why_cuda_kernels_are_not_used(monkeypatch, stamp, environment, p
     assert bool(state.cuda) or not state.cuda_methods
     rows = dict(doctor.report(state._replace(library=None)))
     assert rows["path"] == "TensorFlow operations"
+
+
+@pytest.mark.skipif(bool(tf.config.list_physical_devices("GPU")), reason="needs no GPU")
+def test_a_machine_without_a_gpu_is_named_as_the_reason():
+    """CUDA would say that its driver is insufficient."""
+    gpu_check._find_problem.cache_clear()
+    assert gpu_check.find_problem() == "TensorFlow has no GPU"
 
 
 @pytest.mark.skipif(

@@ -61,12 +61,12 @@ def find_problem() -> str:
 
 @functools.cache
 def _find_problem() -> str:
+    num_gpus = len(tf.config.get_visible_devices("GPU"))  # of this worker
+    if not num_gpus:  # first: CUDA's own message would be about its driver
+        return "TensorFlow has no GPU"
     library = native_library.load_library()
     if library.cuda_problem:
         return library.cuda_problem
-    num_gpus = len(tf.config.get_visible_devices("GPU"))  # of this worker
-    if not num_gpus:
-        return "TensorFlow has no GPU"
     expected = _take_step(library.library, "CPU:0")
     for gpu in range(num_gpus):
         problem = _compare(library.library, f"GPU:{gpu}", expected)
