@@ -45,7 +45,7 @@ def check_whole(
 
 
 def check_steps(
-    name: str, value: Any, minimum: int = 1, unit: str = " of training"
+    name: str, value: Any, minimum: int = 1, unit: str = " of training steps"
 ) -> int:
     """Do the same as `check_whole`; the message explains negative cardinalities."""
     return check_whole(name, value, minimum, unit, unknown_length(value))

@@ -64,7 +64,7 @@ def test_passed_settings_are_used():
 
 @pytest.mark.parametrize("steps", [0, 2.5, "many", True])
 def test_bad_steps(steps):
-    with pytest.raises(ValueError, match="`steps` must be a whole number of training"):
+    with pytest.raises(ValueError, match="must be a whole number of training steps, 1"):
         tf_dgc.dgc_for_steps("sgd", steps)
 
 
