@@ -11,7 +11,7 @@ import os
 import keras
 import numpy as np
 import tensorflow as tf
-from absl import app, flags
+from absl import app, flags, logging
 
 import tf_dgc
 
@@ -48,6 +48,7 @@ def make_model():
 
 
 def main(_):
+    logging.set_verbosity(logging.WARNING)  # or TensorFlow's messages appear twice
     # In a Slurm job `tf-dgc run` has already set TF_CONFIG.
     if "TF_CONFIG" not in os.environ and "SLURM_PROCID" in os.environ:
         tf_dgc.cluster.from_slurm()

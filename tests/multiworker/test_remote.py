@@ -316,6 +316,7 @@ def test_training(hosts, tmp_path):
     finished = programs.run([*command, "--ssh", hosts.ssh, *flags], merged=True)
     assert finished.returncode == 0, finished.stdout
     assert "2 workers: accuracy" in finished.stdout
+    assert "INFO:tensorflow" not in finished.stdout  # nor once more by absl
     assert (tmp_path / "run" / "model.keras").exists()
 
 
