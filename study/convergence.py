@@ -10,9 +10,8 @@ other to top-k. `--quick` is one task, one seed and fewer steps.
 The table has means over seeds with their standard deviation, and the mean difference
 to the dense runs of the same seeds with half of its 95 % interval (Student). Bytes are
 counted: those that one worker passed to the collectives. `bytes to target` is the
-    median
-over seeds of the bytes until a run was as good as its dense run at the end, up to the
-task's tolerance; blank if any run never was.
+median over seeds of the bytes until a run was as good as its dense run at the end, up
+to the task's tolerance; blank if any run never was.
 
 All runs take hours. A row is appended to `--json` when a run ends; the same command
 does only the missing runs, and `--tasks` and `--methods` select some of them. A method

@@ -3,8 +3,7 @@
 - `dgc 99 %` is the paper's recipe. Its warm-up sends most of the bytes, so that the
   total ratio of 1,500 steps is below 25.
 - `dgc 89 % mxfp4` sends about 1 bit per entry from the first step on. Its total ratio
-is
-  above 25.
+  is above 25.
 - `dgc 99.9 %` has a ratio above 300 after the warm-up, uncompressed tensors excluded.
   `dgc 99.6 % mxfp4 constant` has such a ratio from the first step on, and
   `dgc 99.5 % mxfp4` has 297.

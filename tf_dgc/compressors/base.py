@@ -190,7 +190,7 @@ class Compressor(abc.ABC):
         Args:
             values: gradient, finite, of the tensor's shape, float32 or float64. With
                 error feedback it includes the residual. If the inner optimizer is an
-        SGD it is multiplied by the learning rate, unless the method's
+                `SGD`, it is multiplied by the learning rate, unless the method's
                 `homogeneity` is not 1.
             state: tensors by name, as in `state` and `common_state`.
             keys: seeds for this tensor in this step.
