@@ -151,6 +151,12 @@ LISTED = "ValueError: The workers differ. Differences:\n  a: 1\n  b: 2\nlater\n"
         (f"a\n{TRACEBACK}a.b.ValueError: no\nb\n", 1, "a.b.ValueError: no"),
         (GRAPH_ERROR, 1, "a.b.InvalidArgumentError: Incompatible shapes: [2] vs. [3]"),
         (WHILE_TRACING, 1, "TypeError: no such thing"),
+        ("usage: x.py\nx.py: error: no such flag\n", 2, "x.py: error: no such flag"),
+        (
+            "FATAL Flags parsing error: no 'x'\nPass --helpshort\n",
+            1,
+            "FATAL Flags parsing error: no 'x'",
+        ),
         (LISTED, 1, "ValueError: The workers differ. Differences: a: 1; b: 2"),
         ("ValueError: :\n", 1, "ValueError: :"),
         (f"{GRAPH_ERROR}KeyError: 'x'\n", 1, "KeyError: 'x'"),

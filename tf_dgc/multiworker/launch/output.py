@@ -192,7 +192,10 @@ class InterruptFilter:
         return lines
 
 
-_ERROR = re.compile(r"(?:\w+\.)*\w+(?:Error|Exception|Exit): ")  # ends a traceback
+# The last line of a traceback, or what absl's flags and argparse say.
+_ERROR = re.compile(
+    r"(?:(?:\w+\.)*\w+(?:Error|Exception|Exit)|FATAL Flags parsing error|\S+: error): "
+)
 _OP_NODES = "\t [[{{node "  # begins the line after the message of a graph error
 # Errors in TensorFlow's log that are not shown: those on every machine without a GPU,
 # of oneDNN, and of collectives, which repeat the error that the program prints.
