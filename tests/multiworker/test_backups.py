@@ -340,7 +340,7 @@ def test_missing_damaged_and_foreign_files_are_named(
 def test_a_manifest_with_another_number_is_refused(trained, tmp_path):
     back_up(trained, tmp_path)
     (tmp_path / FIRST_FILES[0]).rename(tmp_path / SECOND_FILES[0])
-    with pytest.raises(ValueError, match=r"it is that of backup 1"):
+    with pytest.raises(ValueError, match=r"it describes backup 1"):
         restore(trained, tmp_path)
 
 

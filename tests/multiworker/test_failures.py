@@ -191,7 +191,7 @@ def position(started, finished=None, tracing=False, **groups):
         ([position(9), position(8)], 11, "for worker 2 (c:3) (at f.py:3), which respo"),
         ([position(9), position(8, tracing=True)], 11, None),
         ([position(9), position(8, tracing=True)], 31, "for worker 2 (c:3)"),
-        ([position(9), None], 11, "for worker 2 (c:3), of which nothing"),
+        ([position(9), None], 11, "for worker 2 (c:3), which has sent nothing"),
         # All wait for the network: TCP's next attempt takes twice as long.
         ([position(9, 8), position(9, 8)], 19, None),
         ([position(9, 8), position(9, 8)], 21, "for data from worker 0 (a:1) and wor"),
@@ -220,7 +220,7 @@ def test_reason_names_the_worker_that_is_waited_for(
         # Worker 1 waits in a group with worker 2; worker 0 is not part of it.
         ((3, 2), [position(0), position(9, _1_2=(3, 2))], 19, None),
         ((3, 2), [None, position(9, _1_2=(3, 2))], 19, None),
-        ((3, 2), [None, None], 11, "for worker 2 (c:3), of which nothing"),
+        ((3, 2), [None, None], 11, "for worker 2 (c:3), which has sent nothing"),
         (
             (3, 2),
             [position(9, _0_1=(9, 9)), position(9)],

@@ -114,7 +114,7 @@ WAITS = "else:\n    print('ready', flush=True)\n    time.sleep(600)\n"
 @pytest.mark.parametrize(
     ("ends", "expected"),
     [
-        ("os.kill(os.getpid(), 9)", "worker 1 was killed (SIGKILL): by somebody, or"),
+        ("os.kill(os.getpid(), 9)", "worker 1 was killed (SIGKILL) by a user, or"),
         ("os.kill(os.getpid(), 11)", "worker 1 was ended by signal 11 (Segmentation"),
         ("1 / 0", "ended with exit code 1: ZeroDivisionError: division by zero. Fix"),
         ("sys.exit('the disk is full')", "exit code 1: the disk is full. Fix that"),

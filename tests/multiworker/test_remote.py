@@ -274,7 +274,7 @@ def test_workers_that_may_still_run_are_named():
         "worker 2": process(7),
     }
     wait_for_remote_workers(processes, messages.append, hurry)
-    assert [line[:28] for line in messages] == ["worker 1 may be running yet,"]
+    assert [line[:23] for line in messages] == ["worker 1 may still run:"]
     assert not hurry_calls
     processes = {"worker 0": process(255), "server 0": process(-15, None)}
     wait_for_remote_workers(processes, messages.append, hurry)

@@ -83,7 +83,7 @@ def test_node_lists(text, names):
 
 @pytest.mark.parametrize("text", ["n[1-", "n[a]", "a,,b", "n]"])
 def test_bad_node_lists_are_refused(text):
-    with pytest.raises(ValueError, match="A node list must be as Slurm writes it"):
+    with pytest.raises(ValueError, match="A node list must have Slurm's form"):
         slurm.hosts(text)
 
 

@@ -46,11 +46,12 @@ _GROUP = "tf_dgc_backup"
 _MODEL = "tf_dgc_model"
 _MAX_LISTED = 8  # variables that differ; more are counted
 _WHAT_TO_DO = (
-    "Every worker needs its part of the last backup, and the weights; another number "
-    "of workers needs the parts of all. Restore the files listed here, for "
-    "example from a copy of the directory. If every worker wrote to a directory of its "
-    "own, start the same number of workers, each where it was, or put the files of all "
-    "into one directory that all can see. To start anew, delete the backups."
+    "Each worker reads its own part of a backup and the weights; if the number of "
+    "workers has changed, it reads the parts of all. Restore the files listed here, "
+    "for example from a copy of the directory. If every worker wrote to a directory of "
+    "its own, start as many workers as before, each on the same machine, or put all "
+    "files into one directory that all workers can see. To start anew, delete the "
+    "backups."
 )
 
 
@@ -340,7 +341,7 @@ def file_problem(
     names = {name.decode() for name in re.findall(rb"[0-9a-f]{32}-\d+", content)}
     if names and generation.name not in names:
         return f"belongs to another backup, {min(names)!r}"
-    return "is damaged: it is not what was written"
+    return "is damaged: its checksum differs from that in the manifest"
 
 
 def remove_generations(directory: pathlib.Path, keep: Iterable[int], last: int) -> None:
@@ -362,10 +363,10 @@ def _read_manifest(path: pathlib.Path) -> Generation:
     content = json.loads(path.read_text())
     text = content["manifest"]
     if zlib.crc32(text.encode()) != content["crc32"]:
-        raise ValueError("it is not what was written")
+        raise ValueError("its checksum is wrong")
     generation = Generation(**json.loads(text))
     if generation.number != generation_number(path):
-        raise ValueError(f"it is that of backup {generation.number}")
+        raise ValueError(f"it describes backup {generation.number}")
     return generation
 
 

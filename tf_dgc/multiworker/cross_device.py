@@ -214,8 +214,9 @@ def cross_device_ops(strategy: tf.distribute.Strategy) -> WorkerCrossDeviceOps:
     """Return the strategy's `WorkerCrossDeviceOps`; the first call installs it."""
     if not isinstance(strategy, SUPPORTED):
         raise ValueError(
-            "tf_dgc trains under no strategy, `tf.distribute.MirroredStrategy` or "
-            "`tf.distribute.MultiWorkerMirroredStrategy`. "
+            "tf_dgc supports `tf.distribute.MirroredStrategy`, "
+            "`tf.distribute.MultiWorkerMirroredStrategy`, and training without a "
+            "strategy. For several machines use `tf_dgc.multi_worker_strategy()`. "
             f"Received: strategy={show(strategy)}"
         )
     current = tf_collectives.get_cross_device_ops(strategy)

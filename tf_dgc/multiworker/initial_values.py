@@ -58,9 +58,12 @@ class InitialValues:
         rows = self._gather(np.concatenate([digest, [len(specs)]]))
         if (rows == rows[0]).all():
             return
+        names = workers.all_names(self._strategy)
+        counts = [f"{row[-1]} on {name}" for row, name in zip(rows, names, strict=True)]
         raise ValueError(
-            "The workers created different variables for the state of the optimizer. "
-            "All must run the same program with the same arguments."
+            "The workers created optimizer variables of different numbers, shapes or "
+            "dtypes. Run the same program with the same arguments on all workers. "
+            f"Received: optimizer variables: {', '.join(counts)}"
         )
 
     def _wait_for(self, broadcast: Callable[[], tf.Tensor]) -> tf.Tensor:
@@ -89,9 +92,9 @@ class InitialValues:
         names = workers.all_names(self._strategy)
         listed = ", ".join(f"{s} on {w}" for s, w in zip(specs, names, strict=True))
         raise ValueError(
-            f"Could not create the variable {name}: it is {listed}. Do all workers "
-            "build the same model? All must run the same program with the same "
-            "arguments."
+            "A variable must have the same shape and dtype on all workers. Build the "
+            "same model on all: run the same program with the same arguments. "
+            f"Received: variable {name}, {listed}"
         )
 
     def _broadcast(self, value: tf.Tensor) -> tf.Tensor:

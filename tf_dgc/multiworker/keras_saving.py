@@ -27,9 +27,9 @@ from tf_dgc.multiworker.callbacks import (
 from tf_dgc.multiworker.layer_statistics import average_statistics
 
 SAVE_INSTEAD = (
-    "Save by `tf_dgc.saving.save_model` or `save_weights`, by `tf_dgc.callbacks"
-    ".ModelCheckpoint` or `BackupAndRestore`, by which one worker writes and all take "
-    "part; or give every worker a path of its own."
+    "Save by `tf_dgc.saving.save_model` or `save_weights`, or by `tf_dgc.callbacks"
+    ".ModelCheckpoint` or `BackupAndRestore`: call them on all workers, and one of "
+    "them writes. Or give every worker a path of its own."
 )
 
 
@@ -116,10 +116,10 @@ def _wrap_save(
             save_on_one(model, filepath)
         else:
             raise ValueError(
-                f"`{name}` to one path for all workers must be to a file that ends in "
-                f"{ending!r}, and without further arguments. {SAVE_INSTEAD} "
-                f"Received: filepath={show(filepath)}, overwrite={show(overwrite)}, "
-                f"{show(kwargs)}"
+                f"If all workers call `{name}` with the same path, it must be to a "
+                f"file that ends in {ending!r}, and without `overwrite=False` and "
+                f"other arguments. {SAVE_INSTEAD} Received: filepath={show(filepath)}, "
+                f"overwrite={show(overwrite)}, other arguments: {show(kwargs)}"
             )
 
     setattr(model, name, save)

@@ -83,7 +83,11 @@ def hosts(text: str) -> list[str]:
     """Return the names of a node list such as "a,node[01-03,7],rack[1-2]n[1-2]"."""
     parts = re.findall(r"(?:[^,\[\]]|\[[0-9,-]+\])+", text)
     if ",".join(parts) != text:
-        raise ValueError(f"A node list must be as Slurm writes it. Received: {text!r}")
+        raise ValueError(
+            "A node list must have Slurm's form, for example 'node[01-03,7]'. It comes "
+            "from SLURM_STEP_NODELIST or SLURM_JOB_NODELIST: let Slurm set them. "
+            f"Received: {text!r}"
+        )
     return [name for part in parts for name in _names(part)]
 
 

@@ -344,13 +344,13 @@ def _check_lengths(numbers: set[int], number: int, loop: keras_trainer.Loop) -> 
         )
     if len(numbers) > 1 and min(numbers - {_UNKNOWN}) < loop.batches_left:
         raise ValueError(
-            f"The {sets} of all workers must have the same number of batches, since "
-            f"none can take a step without the others. Use `Dataset.repeat()` with "
-            f"`{loop.limit}`, or on all workers data sets of unknown length, such as "
-            "`Dataset.filter(lambda *_: True)` returns: then a worker that has no "
-            f"batch left continues with empty ones. Received: {_describe(numbers)}, on "
-            f"this worker {'an unknown number' if number == _UNKNOWN else number}, for "
-            f"{_describe_steps(loop)}."
+            f"The {sets} of all workers must have the same number of batches, because "
+            "all workers take every step together. Either use `Dataset.repeat()` with "
+            f"`{loop.limit}`. Or hide the length on all workers, for example by "
+            "`dataset.filter(lambda *_: True)`: then a worker that has no batch left "
+            f"continues with empty ones. Received: {_describe(numbers)} (on this "
+            f"worker {'an unknown number' if number == _UNKNOWN else number}); "
+            f"`{loop.name}` takes {_describe_steps(loop)}."
         )
 
 

@@ -363,13 +363,12 @@ class Watch:
             return f"for {' and '.join(names)}, {failures.DOES_NOT_COME}"
         if silent:
             return (
-                f"for {' and '.join(map(self._name, silent))}, of which nothing is to "
-                "be heard: it has not called `tf_dgc.prepare` yet, or the network is "
-                "too slow"
+                f"for {' and '.join(map(self._name, silent))}, which has sent nothing "
+                "yet: it has not called `tf_dgc.prepare`, or the network is too slow"
             )
         return (
             f"for data from {' and '.join(map(self._name, peers))}, which waits in a "
-            "collective too: the network is too slow for it, or loses too much"
+            "collective too: the network is too slow for it, or loses too many packets"
         )
 
     def _name(self, worker: str) -> str:

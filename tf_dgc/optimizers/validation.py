@@ -62,8 +62,10 @@ def get_collective(
     if isinstance(algorithm, Overlapped):
         if gossip:
             raise ValueError(
-                "Local steps exchange when all gradients are there, so nothing can "
-                f"overlap. Use the algorithm itself. Received: collective={algorithm!r}"
+                "Local steps exchange at the end of a round, when no gradients are "
+                "computed, so nothing can overlap. Pass the algorithm without "
+                f"`Overlapped`: {algorithm.algorithm!r}. "
+                f"Received: collective={algorithm!r}"
             )
         get_collective(algorithm.algorithm, compressor, error_feedback)
     if algorithm.is_neighbor_exchange and not gossip:
@@ -75,10 +77,10 @@ def get_collective(
     if algorithm.drops_entries and not can_merge(compressor, error_feedback):
         raise ValueError(
             f"{algorithm!r} merges entries on the way, and returns dropped ones to the "
-            "residual. It needs `DGCOptimizer`, or `TopK` with error feedback, and "
-            "`value_dtype=None` (each merge would round the values again). Use one of "
-            "these, or another `collective`. Received: "
-            f"compressor={compressor!r}, error feedback {error_feedback}"
+            "residual. Use `DGCOptimizer` or `TopK` with it, with error feedback and "
+            '`value_dtype` None or "float32" (each merge would round narrower values '
+            "again); or use another `collective`. Received: "
+            f"compressor={compressor!r}, error_feedback={error_feedback}"
         )
     return algorithm
 
@@ -135,12 +137,12 @@ def check_adam_correction(
     if sums_within_groups and error_feedback and adam_correction:
         raise ValueError(
             f"With {algorithm!r} the workers of a machine add up their gradients "
-            "before they compress, so no worker has the second moment of its own "
-            "gradient, which `Corrections(adam=True)` divides by. Use `SGD` with "
-            "momentum, or "
-            "another `collective`. (`Corrections(adam=False)` applies the rule to the "
-            "sum, and an entry that is sent every T steps moves T**0.5 times too "
-            "little.) Received: corrections with adam=True"
+            "before they compress them, so no worker has the second moment of its own "
+            "gradient, by which Adam's correction divides. Use `SGD` with momentum as "
+            "the inner optimizer, or another `collective`. "
+            "(`Corrections(adam=False)` turns the correction off; then an entry that "
+            "is sent every T steps moves T**0.5 times too little.) "
+            f"Received: collective={algorithm!r}, with Adam's correction"
         )
 
 
@@ -164,7 +166,7 @@ def check_momentum_correction(momentum_correction: bool, error_feedback: bool) -
             "`Corrections(momentum=True)` accumulates the velocity in the residual, "
             "so it needs error feedback. Leave it out (momentum then stays with the "
             "inner optimizer), or use a compressor with error feedback. "
-            "Received: corrections with momentum=True, without error feedback"
+            "Received: corrections=Corrections(momentum=True), error_feedback=False"
         )
 
 
@@ -217,9 +219,10 @@ def check_own_copies(variables: Sequence[keras.Variable]) -> None:
     for v in variables:
         if keras_optimizers.overwrites_with_gradient(v):
             raise ValueError(
-                "Variables that gradients overwrite, as the scales of float8 layers, "
-                "must be equal in every step, and local steps do not exchange them. "
-                f"Use another dtype policy. Received: variable {v.path}"
+                "Local steps cannot train variables that gradients overwrite, such as "
+                "the scales of float8 layers: they must be equal on all workers in "
+                "every step, and local steps do not exchange them. Use another dtype "
+                f"policy. Received: variable {v.path}"
             )
         if v.aggregation != "none":
             raise ValueError(

@@ -339,7 +339,7 @@ def wait_for_remote_workers(
     # end in time and was killed, its worker's state is unknown.
     codes = {name: w.returncode for name, w in workers.items() if w.stdin}
     for name in [name for name, code in codes.items() if code in _SSH_KILLED]:
-        say(f"{name} may be running yet, as its machine does not tell that it ended")
+        say(f"{name} may still run: its machine did not report that it ended")
     broken = [name for name, code in codes.items() if code == _SSH_BROKEN]
     if broken:
         seconds = remote.INTERRUPT_SECONDS + CHILDREN_SECONDS
@@ -366,8 +366,8 @@ def _reason(name: str, code: int, last_error: str) -> str:
     """Return how a process ended, and what to do; `code` is -n after signal n."""
     if code == -signal.SIGKILL:
         return (
-            f"{name} was killed (SIGKILL): by somebody, or by the system because "
-            "memory ran out, which `dmesg` tells. Start all workers again, from the "
+            f"{name} was killed (SIGKILL) by a user, or by the system because memory "
+            "ran out (`dmesg` shows whether it did). Start all workers again, from the "
             "last backup if there is one (`--max-restarts` does both)"
         )
     if code < 0:
