@@ -64,7 +64,7 @@ def report(state: native_library.NativeLibrary) -> list[tuple[str, str]]:
             ("  built by", state.stamp.get("compiler", "unknown")),
         ]
     if is_native:
-        problem = state.cuda_problem or gpu_check.find_problem()
+        problem = gpu_check.find_problem()
         usable = f"not used: {problem}" if problem else "yes"
         rows += [
             ("  vector level", state.vector_level),
