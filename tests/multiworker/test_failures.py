@@ -1,7 +1,9 @@
 """Errors of workers about each other's failures."""
 
 import dataclasses
+import gc
 import os
+import pathlib
 import re
 import signal
 import socket
@@ -706,3 +708,26 @@ def test_two_workers_that_write_one_hdf5_file(monkeypatch, tmp_path, capsys):
     sys.excepthook(ValueError, ValueError("no"), None)
     assert reports[1] == "worker 1 (b:2) ended with ValueError: no"
     assert "tf_dgc.saving" not in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("collects", [True, False])
+def test_no_garbage_is_collected_while_frames_are_read(collects):
+    """In Python 3.11 that could end the process with a segmentation fault."""
+    (gc.enable if collects else gc.disable)()
+    try:
+        with pytest.raises(KeyError), failures.thread_frames() as frames:
+            assert not gc.isenabled()
+            assert failures.main_thread(frames).f_code.co_filename
+            assert threading.get_ident() in frames
+            raise KeyError
+        assert gc.isenabled() == collects
+    finally:
+        gc.enable()
+
+
+def test_frames_of_threads_are_read_in_one_place():
+    package = pathlib.Path(failures.__file__).parents[1]
+    files = [
+        p.name for p in package.rglob("*.py") if "_current_frames(" in p.read_text()
+    ]
+    assert files == ["failures.py"]

@@ -2,6 +2,7 @@
 
 import contextlib
 import faulthandler
+import gc
 import linecache
 import os
 import re
@@ -10,7 +11,7 @@ import sys
 import sysconfig
 import threading
 import traceback
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from types import FrameType, TracebackType
 from typing import Any
 
@@ -306,10 +307,28 @@ def _hdf5_lock_advice(error: BaseException) -> str:
 # Places in the user's program
 
 
-def main_thread_frame() -> FrameType | None:
+_frames_lock = threading.Lock()
+
+
+@contextlib.contextmanager
+def thread_frames() -> Iterator[dict[int, FrameType]]:
+    """Yield the frames that all threads execute; read their stacks only within."""
+    # Python 3.11 may collect garbage when it creates a frame object. A finalizer can
+    # then release the interpreter's lock, the thread continues, and the interpreter
+    # reads a frame that is gone. Later versions collect between instructions only.
+    with _frames_lock:
+        collects = gc.isenabled()
+        gc.disable()
+        try:
+            yield sys._current_frames()
+        finally:
+            if collects:
+                gc.enable()
+
+
+def main_thread(frames: Mapping[int, FrameType]) -> FrameType | None:
     """Return the frame that the main thread executes, or None if it has ended."""
-    identity = threading.main_thread().ident
-    return None if identity is None else sys._current_frames().get(identity)
+    return frames.get(threading.main_thread().ident or 0)
 
 
 def source_location(frame: FrameType | None) -> str:

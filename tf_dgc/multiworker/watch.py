@@ -159,8 +159,8 @@ class Watch:
     def _tell_watchdog(self) -> None:
         """Tell the watchdog of progress, which waiting in a collective counts as."""
         position = self._position()
-        frame = failures.main_thread_frame()
-        state = position.counts, id(frame), frame and frame.f_lasti
+        frame, instruction = _main_thread_place()
+        state = position.counts, id(frame), instruction
         progress = bool(position.waits_in) or state != self._main_thread
         self._main_thread = state
         if self._watchdog is not None:
@@ -170,15 +170,19 @@ class Watch:
 
     def _position(self) -> Position:
         counts, keys = self._count(), self._pending_keys()
-        idle = not tracing.is_executing(self._other_frames())
+        own_threads = {thread.ident for thread in self._threads}
+        with failures.thread_frames() as frames:
+            others = [f for i, f in frames.items() if i not in own_threads]
+            idle = not tracing.is_executing(others)
+            is_tracing = any(map(tracing.is_tracing, others))
+            place = failures.source_location(failures.main_thread(frames))
         steady = self._count() == counts  # nothing was started or finished meanwhile
         if idle and steady:  # what has not finished never will
             self._aborted = {g: started - done for g, (started, done) in counts.items()}
             self._aborted_keys = keys
-        place = failures.source_location(failures.main_thread_frame())
         position = Position(
             {group: self._adjusted(group, *pair) for group, pair in counts.items()},
-            any(map(tracing.is_tracing, self._other_frames())),
+            is_tracing,
             place,
             failures.source_line(place)[:_LONGEST_LINE],
         )
@@ -207,11 +211,6 @@ class Watch:
         if traced_at not in ("", place):
             name = f"{name}, traced at {traced_at}"
         return Collective(key, name)
-
-    def _other_frames(self) -> list[FrameType]:
-        own_threads = {thread.ident for thread in self._threads}
-        frames = sys._current_frames()
-        return [frame for i, frame in frames.items() if i not in own_threads]
 
     def _publish(self, position: Position) -> None:
         if not self._is_news(position):
@@ -376,17 +375,22 @@ class Watch:
 
     def _give_up(self, reason: str) -> None:
         """End the collective; end the process if its main thread stays stuck."""
-        before = failures.main_thread_frame()
-        instruction = before and before.f_lasti
+        before = _main_thread_place()
         start_daemon_thread(lambda: _end_collectives(reason), "tf_dgc")
         if self._stop.wait(_STUCK_SECONDS):
             return
-        after = failures.main_thread_frame()
-        if after is before and (after and after.f_lasti) == instruction:
+        if _main_thread_place() == before:
             text = failures.error_text(self._strategy, reason)
             sys.stderr.write(f"{text} The main thread is stuck; ending this process.\n")
             sys.stderr.flush()
             os._exit(STUCK_EXIT_CODE)
+
+
+def _main_thread_place() -> tuple[FrameType | None, int | None]:
+    """Return the frame and the instruction that the main thread executes."""
+    with failures.thread_frames() as frames:
+        frame = failures.main_thread(frames)
+        return frame, frame and frame.f_lasti
 
 
 def _end_collectives(reason: str) -> None:
