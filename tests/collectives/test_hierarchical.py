@@ -452,6 +452,6 @@ def test_corrected_adam_raises():
         lambda **s: tf_dgc.DGCOptimizer("adam", collective="hierarchical", **s),
         lambda **s: tf_dgc.CompressedOptimizer("adam", collective="hierarchical", **s),
     ):
-        with pytest.raises(ValueError, match="Use `SGD` with momentum, or another"):
+        with pytest.raises(ValueError, match="Use `SGD` with momentum as the inner"):
             make_optimizer()
         make_optimizer(corrections=tf_dgc.Corrections(adam=False))

@@ -379,7 +379,7 @@ def test_result_has_the_largest_sums_of_similar_workers():
 
 def test_unsupported_method_raises():
     sgd = keras.optimizers.SGD(0.1)
-    with pytest.raises(ValueError, match=r"It needs `DGCOptimizer`, or `TopK`"):
+    with pytest.raises(ValueError, match=r"Use `DGCOptimizer` or `TopK` with it"):
         tf_dgc.CompressedOptimizer(sgd, "two_bit", collective="oktopk")
 
 
