@@ -254,7 +254,7 @@ def test_a_second_attempt_has_other_ports_and_no_old_workers(hosts, monkeypatch)
     assert "['a:4002', 'b:4002', 'b:4003']" in output
     assert "[0] interrupted" in output
     assert "[0] alone: True" in output
-    assert "may be running" not in output
+    assert "may still run" not in output
 
 
 def test_workers_that_may_still_run_are_named():

@@ -81,7 +81,7 @@ def test_backups_in_a_directory_of_each_worker(finished):
         ]
         for missing in ("part-0", "part-1", "model-0", "model-1"):
             assert f"backup-2.{missing}" in finding["exchanged"]
-        assert "same number of workers, each where it was" in finding["exchanged"]
+        assert "as many workers as before, each on the same" in finding["exchanged"]
         assert finding["resumed"]
         assert finding["together"]
 
