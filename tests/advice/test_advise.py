@@ -22,6 +22,7 @@ from tf_dgc.advice import (
     prediction,
     timing,
 )
+from tf_dgc.cli import advise as command
 from tf_dgc.cli import main
 from tf_dgc.optimizers import autotune
 
@@ -317,6 +318,14 @@ def test_command_line(tmp_path, capsys):
     for text in ("small, batches of 2", "bandwidth (3 workers)", "per_byte"):
         assert text in page
     assert page.count("<tr class=marked>") == 2
+
+
+def test_progress_bar(capsys):
+    for done in (1, 2):
+        command._show_progress(done, 2)
+    assert capsys.readouterr().err == (
+        "\rtiming methods [=.] 1/2\rtiming methods [==] 2/2\n"
+    )
 
 
 def test_measured_links(strategies, monkeypatch):
