@@ -81,13 +81,14 @@ def test_a_worker_that_runs_out_of_batches(findings):
         for finding, number in ((one, 5), (other, 3)):
             message = finding.pop(name)
             assert message.startswith("The validation") == (name == "validation")
-            assert f"Use `Dataset.repeat()` with `{limit}`" in message
-            end = f"of 3 and 5 batches, on this worker {number}, for {purpose}."
+            assert f"use `Dataset.repeat()` with `{limit}`" in message
+            assert f"of 3 and 5 batches (on this worker {number}); `" in message
+            end = f"` takes {purpose}."
             assert message.endswith(end)
     for finding, number in ((one, "5"), (other, "an unknown number")):
         assert (
-            "data sets of 5 batches and a data set of unknown length, on "
-            f"this worker {number}, for"
+            "data sets of 5 batches and a data set of unknown length (on "
+            f"this worker {number}); `"
         ) in finding.pop("one told")
     assert len(one["limited"]) == 3
     assert one == other
