@@ -41,18 +41,19 @@ import time
 from absl import app, flags
 from common import reporting
 
+PHASES = [
+    *("detection", "shutdown", "python", "imports", "build", "tracing"),
+    "repeated",
+]
 COLUMNS = [
     ("optimizer", "optimizer", ""),
     ("workers", "workers", "d"),
     ("faults", "faults", "d"),
     ("goodput", "goodput", ".1%"),
     ("lost", "lost (s)", ".1f"),
-    *((name, f"{name} (s)", ".1f") for name in ("detection", "shutdown", "python")),
-    *((name, f"{name} (s)", ".1f") for name in ("imports", "build", "tracing")),
-    ("repeated", "repeated (s)", ".1f"),
+    *((phase, f"{phase} (s)", ".1f") for phase in PHASES),
     ("equal", "equal", ""),
 ]
-PHASES = [c[0] for c in COLUMNS[5:12]]
 _WORKER = pathlib.Path(__file__).parent / "workers" / "goodput_worker.py"
 _RESTARTS = 10_000
 
@@ -184,28 +185,39 @@ class Training:
 
     def _training_pids(self):
         """Return the processes of the workers once all take steps, else nothing."""
-        latest = {}
-        for rank in range(self._workers):
-            rows = self._read_events(rank)
-            if not rows or rows[-1]["event"] != "step":
-                return []
-            latest[rank] = rows[-1]
-        attempts = {row["attempt"] for row in latest.values()}
+        latest = [self._last_event(rank) for rank in range(self._workers)]
+        if any(row is None or row["event"] != "step" for row in latest):
+            return []
+        attempts = {row["attempt"] for row in latest}
         if attempts != {self._num_attempts() + 1}:
             return []
-        return [row["pid"] for row in latest.values()]
+        return [row["pid"] for row in latest]
 
     def _events(self, event):
         """Return the events of one kind of the first worker, in order; ends of all."""
         ranks = range(self._workers) if event == "end" else [0]
         return [r for k in ranks for r in self._read_events(k) if r["event"] == event]
 
-    def _read_events(self, rank):
+    def _last_event(self, rank):
+        """Return the last event of a worker, or None, from the end of its file."""
+        # Called many times a second: reading whole files would slow the workers down.
+        events = self._read_events(rank, num_bytes=1000)
+        return events[-1] if events else None
+
+    def _read_events(self, rank, num_bytes=None):
+        """Return the complete events in a worker's file, or in its last bytes."""
         path = self._path / f"events-{rank}.jsonl"
         if not path.exists():
             return []
-        lines = path.read_text().splitlines()
-        return [json.loads(line) for line in lines if line.endswith("}")]
+        with path.open("rb") as file:
+            if num_bytes is not None:
+                file.seek(max(0, path.stat().st_size - num_bytes))
+            lines = file.read().decode().splitlines()
+        return [
+            json.loads(line)
+            for line in lines
+            if line.startswith("{") and line.endswith("}")
+        ]
 
     def mean_phases(self):
         """Return the mean seconds of each phase of the faults, and their sum."""
